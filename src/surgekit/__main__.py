@@ -1,0 +1,5 @@
+"""``python -m surgekit``."""
+
+from surgekit.cli import main
+
+main()

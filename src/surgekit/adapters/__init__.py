@@ -1,0 +1,1 @@
+"""Adapters: trained surgery modules on disk, and on a live model."""

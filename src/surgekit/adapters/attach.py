@@ -1,0 +1,332 @@
+"""Attaching surgery to a live model: hooks on the decoder body, nothing replaced.
+
+The model stays the user's own object; generate, PEFT and ``state_dict()`` go on as before. One
+hook reads the positions where they enter the body, one corrects what the body returns.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surgekit.adapters.files import (
+    check_adapter_name,
+    is_adapter,
+    load_adapter,
+    save_adapter,
+)
+from surgekit.adapters.positions import bound_arguments, token_positions
+from surgekit.errors import InputError, MismatchError
+from surgekit.models.anatomy import find_body, hidden_of
+from surgekit.models.fingerprint import fingerprint
+from surgekit.surgery.modules import SurgeryModule
+
+BASE = "__base__"
+"""The name that stands for no correction."""
+
+AdapterLike = SurgeryModule | str | Path
+
+
+def attach(
+    model: nn.Module,
+    adapters: AdapterLike | Mapping[str, AdapterLike],
+    *,
+    active: str | None = None,
+    ignore_fingerprint: bool = False,
+    body: str | None = None,
+) -> SurgeryHandle:
+    """Correct a model's last hidden states from now on.
+
+    Args:
+        model: the merged causal language model the adapters were calibrated for (a PEFT wrapper
+            around it will do).
+        adapters: a surgery module, an adapter folder, or several of them by name. A single one is
+            named by its domain, or ``default``.
+        active: the adapter to start with; the first one unless named. ``__base__`` for none.
+        ignore_fingerprint: attach although the model is not the one the adapter was made for.
+        body: name of the decoder body, where the search for it fails.
+
+    Returns:
+        A handle, which is also a context manager: leaving it detaches, also after an exception.
+
+    Raises:
+        MismatchError: another hidden size, or another model than the adapter's.
+        InputError: an adapter that cannot be read, or names that clash.
+
+    Example:
+        >>> with surgekit.attach(model, {"math": "adapters/math", "code": "adapters/code"}) as h:
+        ...     with h.rows(["math", "code", "__base__"]):
+        ...         model.generate(**batch_of_three)
+    """
+    handle = SurgeryHandle(model, body=body, ignore_fingerprint=ignore_fingerprint)
+    named = adapters if isinstance(adapters, Mapping) else {None: adapters}
+    if not named:
+        raise InputError("attach: expected at least one adapter, found none")
+    for name, adapter in named.items():
+        handle.add_adapter(name, adapter)
+    handle.set_adapter(active if active is not None else handle.adapter_names[0])
+    handle.attach()
+    return handle
+
+
+class SurgeryHandle:
+    """What ``attach`` returns: the adapters on one model, and the switch between them."""
+
+    def __init__(
+        self, model: nn.Module, *, body: str | None = None, ignore_fingerprint: bool = False
+    ) -> None:
+        unwrap = getattr(model, "get_base_model", None)
+        self.model: Any = unwrap() if callable(unwrap) else model
+        self.body_name, self._body = find_body(self.model, body)
+        self._ignore_fingerprint = ignore_fingerprint
+        self._fingerprint: str | None = None
+        self._stored: dict[str, SurgeryModule] = {}
+        self._ready: dict[str, SurgeryModule] = {}
+        self._active = BASE
+        self._rows: list[str] | None = None
+        self._beams = 1
+        self._positions: Tensor | None = None
+        self._hooks: list[Any] = []
+
+    # -- adapters -----------------------------------------------------------------------------
+
+    @property
+    def adapter_names(self) -> list[str]:
+        """Names of the adapters at hand, in the order they were added."""
+        return list(self._stored)
+
+    @property
+    def active_adapter(self) -> str:
+        """The adapter that corrects all rows now, or ``__base__``."""
+        return self._active
+
+    @property
+    def attached(self) -> bool:
+        """False after ``detach``."""
+        return bool(self._hooks)
+
+    def add_adapter(self, name: str | None, adapter: AdapterLike) -> str:
+        """Add an adapter (module or folder) and return its name; it does not become active."""
+        if isinstance(adapter, SurgeryModule):
+            module, domain = adapter, ""
+        else:
+            module, info = load_adapter(adapter)
+            domain = info.domain
+        name = check_adapter_name(name or domain or "default")
+        if name in self._stored:
+            raise InputError(f"an adapter named {name!r} is attached already; delete it first")
+        self._check_fits(name, module)
+        self._stored[name] = module
+        # A float32 copy, so that decoding does not cast the weights anew at every token.
+        self._ready[name] = _inference_copy(module)
+        return name
+
+    def set_adapter(self, name: str) -> None:
+        """Let ``name`` correct all rows (``__base__``: none)."""
+        self._known(name)
+        self._active = name
+
+    def delete_adapter(self, name: str) -> None:
+        """Forget an adapter; if it was active, nothing is corrected until another is set."""
+        if name == BASE or name not in self._stored:
+            self._known(name)
+            raise InputError(f"{BASE} stands for no correction and cannot be deleted")
+        del self._stored[name], self._ready[name]
+        if self._active == name:
+            self._active = BASE
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """No correction inside this context."""
+        with self._choosing(None, 1, BASE):
+            yield
+
+    @contextmanager
+    def rows(self, names: Sequence[str], *, beams: int = 1) -> Iterator[None]:
+        """Choose an adapter for each row of the batch inside this context.
+
+        Args:
+            names: one per row, ``__base__`` for no correction.
+            beams: rows a prompt has in beam search or with several return sequences.
+        """
+        for name in names:
+            self._known(name)
+        with self._choosing(list(names), beams, self._active):
+            yield
+
+    @contextmanager
+    def _choosing(self, rows: list[str] | None, beams: int, active: str) -> Iterator[None]:
+        before = (self._rows, self._beams, self._active)
+        self._rows, self._beams, self._active = rows, beams, active
+        try:
+            yield
+        finally:
+            self._rows, self._beams, self._active = before
+
+    # -- files --------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write every adapter to ``folder/NAME``."""
+        for name, module in self._stored.items():
+            save_adapter(module, Path(folder) / name, domain=name)
+
+    @classmethod
+    def from_pretrained(cls, model: nn.Module, folder: str | Path, **options: Any) -> SurgeryHandle:
+        """Attach the adapter in ``folder``, or all those in its subfolders by their names.
+
+        ``folder`` may also be a hub id; the local cache is used where it holds it.
+        """
+        path = Path(folder)
+        if not path.is_dir():
+            path = _from_hub(str(folder))
+        if is_adapter(path):
+            return attach(model, path, **options)
+        found = {p.name: p for p in sorted(path.iterdir()) if p.is_dir() and is_adapter(p)}
+        if not found:
+            raise InputError(f"{folder}: expected an adapter, or adapters in subfolders")
+        return attach(model, dict(found), **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload all adapters to a hub repository, one folder each; returns its address."""
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        url = api.create_repo(repo_id, exist_ok=True, private=options.pop("private", None))
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            api.upload_folder(repo_id=repo_id, folder_path=folder, **options)
+        return str(url)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Put the hooks on (again, after ``detach``). Doing it twice is fine."""
+        if not self._hooks:
+            self._hooks = [
+                self._body.register_forward_pre_hook(self._note_positions, with_kwargs=True),
+                self._body.register_forward_hook(self._correct_output),
+            ]
+
+    def detach(self) -> None:
+        """Take the hooks off; the model is then as it was, bit for bit. Doing it twice is fine."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._positions = None
+
+    def __enter__(self) -> SurgeryHandle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        state = f"active={self._active!r}" if self.attached else "detached"
+        return f"SurgeryHandle({state}, adapters={self.adapter_names})"
+
+    # -- hooks --------------------------------------------------------------------------------
+
+    def _note_positions(
+        self, body: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        # Before the body runs: afterwards its cache has grown by this very step.
+        self._positions = token_positions(bound_arguments(body, args, kwargs))
+
+    def _correct_output(self, body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        positions, self._positions = self._positions, None
+        if positions is None:
+            raise InputError("the model's body returned without having been entered")
+        hidden = hidden_of(output)
+        return _with_hidden(output, self._correct(hidden, positions.to(hidden.device)))
+
+    def _correct(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        if self._rows is None:
+            return self._apply(self._active, hidden, positions)
+        names = [name for name in self._rows for _ in range(self._beams)]
+        if len(names) != len(hidden):
+            raise MismatchError(
+                f"rows: {len(self._rows)} names (× {self._beams} beams) for a batch of "
+                f"{len(hidden)} rows; give one name a row, and beams= for beam search"
+            )
+        positions = positions.expand(len(hidden), -1)
+        corrected = hidden.clone()
+        for name in dict.fromkeys(names):
+            index = torch.tensor([i for i, n in enumerate(names) if n == name])
+            index = index.to(hidden.device)
+            corrected[index] = self._apply(name, hidden[index], positions[index])
+        return corrected
+
+    def _apply(self, name: str, hidden: Tensor, positions: Tensor) -> Tensor:
+        if name == BASE:
+            return hidden
+        module = self._ready[name]
+        if next(module.parameters()).device != hidden.device:
+            module.to(hidden.device)
+        return module(hidden, positions)
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def _known(self, name: str) -> None:
+        if name != BASE and name not in self._stored:
+            at_hand = ", ".join([*self._stored, BASE])
+            raise InputError(f"no adapter named {name!r} is attached; there are {at_hand}")
+
+    def _check_fits(self, name: str, module: SurgeryModule) -> None:
+        size = getattr(self.model.config.get_text_config(), "hidden_size", None)
+        if size is not None and size != module.config.hidden_size:
+            raise MismatchError(
+                f"adapter {name!r} corrects hidden states of width {module.config.hidden_size}, "
+                f"this model has {size}"
+            )
+        wanted = module.record.get("merged_fingerprint")
+        if not wanted or self._ignore_fingerprint:
+            return
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self.model)
+        if self._fingerprint != wanted:
+            raise MismatchError(
+                f"adapter {name!r} was made for the model {wanted[:16]}…, this one is "
+                f"{self._fingerprint[:16]}…; load the merged model it belongs to, or pass "
+                "ignore_fingerprint=True"
+            )
+
+
+def _inference_copy(module: SurgeryModule) -> SurgeryModule:
+    copied = copy.deepcopy(module).requires_grad_(False).eval()
+    return copied.float() if next(copied.parameters()).dtype != torch.float64 else copied
+
+
+def _with_hidden(output: Any, hidden: Tensor) -> Any:
+    if isinstance(output, Tensor):
+        return hidden
+    if isinstance(output, tuple):
+        return (hidden, *output[1:])
+    output.last_hidden_state = hidden
+    # With output_hidden_states the last entry is this same state; show the corrected one.
+    states = getattr(output, "hidden_states", None)
+    if isinstance(states, tuple) and states and states[-1].shape == hidden.shape:
+        output.hidden_states = (*states[:-1], hidden)
+    return output
+
+
+def _from_hub(repo_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=["*.json", "*.safetensors", "*.md"]))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{repo_id!r} is neither a folder nor a hub id at hand") from error

@@ -1,0 +1,133 @@
+"""What the command line shows: progress on stderr, tables on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from surgekit.pipeline.progress import Reporter
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def stdout() -> Console:
+    """The console for data; wide where it is no terminal, so that no figure is cut."""
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+class TerminalReporter(Reporter):
+    """Lines for stages and notes; a bar for countable work where stderr is a terminal."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False)
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._reused = 0
+        self._started = time.perf_counter()
+
+    def stage(self, name: str, *, reused: bool) -> None:
+        """Say that a stage begins; finished ones are only counted."""
+        if reused:
+            self._reused += 1
+        elif not name.startswith("surgery/"):
+            self._say(f"{self._clock()} {name}")
+
+    def start(self, label: str, total: int) -> None:
+        """Begin a bar."""
+        if self._quiet or not self._console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(label, total=total)
+
+    def advance(self, steps: int = 1) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.advance(self._task, steps)
+
+    def finish(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def note(self, text: str) -> None:
+        """Say something."""
+        self._say(f"{self._clock()} {text}")
+
+    def end(self) -> None:
+        """Say how long it took, and what was not run again."""
+        kept = f", {self._reused} finished stages reused" if self._reused else ""
+        self._say(f"{self._clock()} done{kept}")
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(text, markup=False)
+
+    def _clock(self) -> str:
+        seconds = int(time.perf_counter() - self._started)
+        return f"[{seconds // 60:3d}:{seconds % 60:02d}]"
+
+
+def results_table(results: dict[str, Any]) -> list[Table]:
+    """One table a domain: base, expert, merged, each method, on the test prompts."""
+    tables: list[Table] = []
+    for name, domain in results["domains"].items():
+        items = domain["items"]
+        table = Table(
+            title=f"{name}: {items['test']} test prompts, calibrated on {items['calibration']}",
+            title_justify="left",
+        )
+        table.add_column("")
+        for heading in ("loss", "KL to expert", "agreement", "KL gap closed", "L1 drift"):
+            table.add_column(heading, justify="right")
+        metrics, bias = domain["metrics"], domain["bias"]
+        for row in ("base", "expert", "merged"):
+            drift = f"{bias['l1']['merged']:.4f}" if row == "merged" else ""
+            table.add_row(row, *(f"{metrics[m][row]:.4f}" for m in _SHOWN), "", drift)
+        table.add_section()
+        for method in results["methods"]:
+            recovered = metrics["recovered"]["kl"][method]
+            mark = _mark(domain, method)
+            table.add_row(
+                method + mark,
+                *(f"{metrics[m]['methods'][method]['mean']:.4f}" for m in _SHOWN),
+                "" if recovered is None else f"{100 * recovered['mean']:.1f} %",
+                f"{bias['l1']['methods'][method]['mean']:.4f}",
+            )
+        tables.append(table)
+    return tables
+
+
+_SHOWN = ("loss", "kl", "agreement")
+
+
+def _mark(domain: dict[str, Any], method: str) -> str:
+    if domain["recommended"] == method:
+        return "  ← recommended"
+    if domain["validation"]["methods"][method]["worse"]:
+        return "  (worse on validation)"
+    return ""

@@ -1,0 +1,156 @@
+"""Verbs on recipes: init, check, run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from surgekit.cli.display import TerminalReporter, print_json, results_table, stdout
+from surgekit.errors import InputError
+from surgekit.files import write_text
+from surgekit.merging import read_merge_config
+from surgekit.pipeline.preflight import preflight
+from surgekit.pipeline.run import run_recipe
+from surgekit.recipe import Recipe, load_recipe
+
+_DOMAIN = """\
+  {name}:
+    expert: {expert}
+    format: chat                       # chat | plain | a jinja template
+    calibration: {{file: data/{name}/calibration.jsonl, items: 50}}
+    validation: {{file: data/{name}/validation.jsonl}}
+    test: {{file: data/{name}/test.jsonl}}
+"""
+
+_RECIPE = """\
+# Each line of a prompt file is {{"prompt": ..., "response": ...}} or {{"messages": [...]}}.
+base: {{model: {base}}}
+domains:
+{domains}merge: {merge}
+surgery:
+  - {{module: mean-shift, text: both}}
+  - {{module: standard, loss: l1, text: both}}
+  - {{module: darts, loss: ewl1, text: both}}
+  - {{module: linear, text: both}}
+seeds: [0]
+max_length: 512
+"""
+
+
+def init(mergekit_yaml: Path, out: Path | None) -> None:
+    """Write a recipe for a mergekit YAML to ``out``, or to stdout."""
+    config = read_merge_config(mergekit_yaml)
+    base, experts = _listed_models(config)
+    if not experts:
+        raise InputError(f"{mergekit_yaml}: expected models to merge, found none")
+    if base is None:
+        base = "BASE"
+    names: dict[str, str] = {}
+    for expert in experts:
+        name = _domain_name(expert)
+        while name in names:
+            name += "-2"
+        names[name] = expert
+    folder = Path.cwd() if out is None else out.resolve().parent
+    text = _RECIPE.format(
+        base=_scalar(base),
+        domains="".join(_DOMAIN.format(name=n, expert=_scalar(e)) for n, e in names.items()),
+        merge=_scalar(_relative(mergekit_yaml.resolve(), folder)),
+    )
+    if out is None:
+        sys.stdout.write(text)
+        return
+    if out.exists():
+        raise InputError(f"{out} exists already; name another file")
+    write_text(out, text)
+
+
+def check(recipe_file: Path, *, as_json: bool) -> int:
+    """Show what preflight finds; returns the exit status."""
+    findings = preflight(load_recipe(recipe_file))
+    wrong = any(f.level == "error" for f in findings)
+    if as_json:
+        print_json({"ok": not wrong, "findings": [f.as_dict() for f in findings]})
+        return 2 if wrong else 0
+    for finding in findings:
+        stdout().print(str(finding), markup=False, soft_wrap=True)
+    if not wrong:
+        stdout().print("ready to run", markup=False)
+    return 2 if wrong else 0
+
+
+def run(
+    recipe_file: Path,
+    out: Path | None,
+    changes: dict[str, Any],
+    *,
+    limit: int | None,
+    trust_remote_code: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run a recipe and show its results."""
+    recipe = load_recipe(recipe_file)
+    if changes:
+        try:
+            recipe = Recipe.model_validate(recipe.model_dump() | changes)
+        except ValueError as error:
+            raise InputError(f"option: {str(error).splitlines()[-2].strip()}") from error
+    if limit is not None:
+        recipe = _limited(recipe, limit)
+    out = out or Path("runs") / recipe_file.stem
+    reporter = TerminalReporter(quiet=quiet)
+    for finding in preflight(recipe):
+        if finding.level == "error":
+            raise InputError(finding.message)
+        if finding.level == "warning":
+            reporter.note(str(finding))
+    results = run_recipe(recipe, out, reporter=reporter, trust_remote_code=trust_remote_code)
+    reporter.end()
+    if as_json:
+        print_json(results)
+        return
+    console = stdout()
+    for table in results_table(results):
+        console.print(table)
+    console.print(f"Results: {out / 'results.json'}", markup=False, soft_wrap=True)
+    console.print(f"Adapters: {out / 'adapters'}/DOMAIN/METHOD", markup=False, soft_wrap=True)
+
+
+def _limited(recipe: Recipe, limit: int) -> Recipe:
+    domains = {}
+    for name, domain in recipe.domains.items():
+        update: dict[str, Any] = {}
+        for split in ("validation", "test"):
+            prompts = getattr(domain, split)
+            if prompts is not None:
+                items = min(limit, prompts.items or limit)
+                update[split] = prompts.model_copy(update={"items": items})
+        domains[name] = domain.model_copy(update=update)
+    return recipe.model_copy(update={"domains": domains})
+
+
+def _listed_models(config: dict[str, Any]) -> tuple[str | None, list[str]]:
+    base = config.get("base_model")
+    listed = [m.get("model") for m in config.get("models") or []]
+    for part in config.get("slices") or []:
+        listed += [s.get("model") for s in part.get("sources") or []]
+    experts = list(dict.fromkeys(str(m) for m in listed if m is not None and m != base))
+    return (None if base is None else str(base)), experts
+
+
+def _domain_name(model: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-")
+    return name.lower() or "expert"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+
+
+def _scalar(text: str) -> str:
+    return yaml.safe_dump(text, width=10_000, default_flow_style=True).split("\n")[0]

@@ -1,0 +1,149 @@
+"""Running mergekit without what it does besides merging: to logs, random states, open files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import random
+import threading
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from surgekit.errors import InputError, SurgekitError
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+# mergekit seeds global generators and keeps its open files in a class attribute.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@contextlib.contextmanager
+def tamed(quiet: bool) -> Iterator[None]:
+    """Around all use of mergekit: alone, with fresh files, and with the caller's random state.
+
+    Args:
+        quiet: nothing of its log, its progress bars and its warnings gets out. Other threads
+            that log meanwhile are not heard either.
+    """
+    with _ONE_AT_A_TIME, _random_state_kept(), _silenced(quiet), _vocabularies_in_order():
+        # Imported here, and torch before it: mergekit's pydantic models need it (its #681).
+        from mergekit.architecture.auto import infer_architecture_info
+        from mergekit.io.tasks import LoaderCache
+
+        # Both remember checkpoints by path alone and would serve old ones that were overwritten.
+        LoaderCache().loaders.clear()
+        infer_architecture_info.cache_clear()
+        try:
+            yield
+        finally:
+            LoaderCache().loaders.clear()
+
+
+@contextlib.contextmanager
+def mergekit_errors(what: str) -> Iterator[None]:
+    """Turn the many ways in which mergekit fails into one short message.
+
+    Raises:
+        InputError: with the first line of what mergekit says.
+        SurgekitError: memory ran out.
+        OSError: the disk refuses to be written to, for ``folder_written_whole`` to report.
+    """
+    from pydantic import ValidationError
+
+    try:
+        yield
+    except SurgekitError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise SurgekitError(f"{what}: out of memory; free some or take another device") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        found = (
+            f", found {first['input']!r}" if isinstance(first["input"], (str, int, float)) else ""
+        )
+        raise InputError(f"{what}: {place + ': ' if place else ''}{first['msg']}{found}") from error
+    except (
+        *(RuntimeError, ValueError, TypeError, LookupError, AttributeError),
+        *(OSError, ImportError, AssertionError),
+    ) as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            raise
+        raise InputError(f"{what}: {_first_line(error)}") from error
+    except Exception as error:
+        # safetensors raises a class of its own, private to its extension module.
+        if type(error).__name__ != "SafetensorError":
+            raise
+        if f"(os error {errno.ENOSPC})" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise InputError(f"{what}: damaged safetensors file ({error})") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    first = text.splitlines()[0][:400] if text else "no reason given"
+    # A KeyError says nothing but the key.
+    plain = isinstance(error, (RuntimeError, ValueError, OSError)) and bool(text)
+    return first if plain else f"{type(error).__name__}: {first}"
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    # Asking for the state would start CUDA, which costs memory; not started, it has none to lose.
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+@contextlib.contextmanager
+def _vocabularies_in_order() -> Iterator[None]:
+    """List vocabularies by id: the tokenizers library lists them out of a randomly hashed map.
+
+    A union of vocabularies numbers new tokens in the order in which they are listed.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    listed = PreTrainedTokenizerFast.get_vocab
+
+    def in_order(self: PreTrainedTokenizerFast) -> dict[str, int]:
+        return dict(sorted(listed(self).items(), key=lambda item: item[1]))
+
+    PreTrainedTokenizerFast.get_vocab = in_order
+    try:
+        yield
+    finally:
+        PreTrainedTokenizerFast.get_vocab = listed
+
+
+@contextlib.contextmanager
+def _silenced(quiet: bool) -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, disabled = list(root.handlers), root.manager.disable
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # Warnings of third parties never become errors here, whatever the caller's filters say.
+        warnings.simplefilter("ignore" if quiet else "default")
+        if quiet:
+            logging.disable(logging.CRITICAL)
+            # mergekit's bar for vocabularies heeds no switch.
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+            # logging.warning() sets up the root logger where nobody has.
+            for handler in root.handlers[:]:
+                if handler not in handlers:
+                    root.removeHandler(handler)

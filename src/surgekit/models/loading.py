@@ -1,0 +1,233 @@
+"""Loading models and tokenizers, and writing a source out as a plain checkpoint folder."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from surgekit.errors import InputError
+from surgekit.models.source import ModelSource, gguf_path, resolve_folder, split_lora_folder
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
+
+SourceLike = ModelSource | str | Path | dict[str, Any]
+
+
+def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """``"bfloat16"`` → ``torch.bfloat16``; None and ``"auto"`` stay open (the checkpoint's own)."""
+    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
+        return None if dtype == "auto" else cast("torch.dtype | None", dtype)
+    if dtype not in DTYPES:
+        raise InputError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}, auto")
+    return DTYPES[dtype]
+
+
+def load_model(
+    source: SourceLike,
+    *,
+    base: SourceLike | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Load a causal language model for inference, whatever form it is stored in.
+
+    Args:
+        source: folder, hub id, ``.gguf`` file, or a ModelSource (see there for packages, LoRA).
+        base: what a bare LoRA lies on.
+        dtype: of the weights; None keeps the checkpoint's (bfloat16 for GGUF).
+        device: ``"cpu"`` by default; ``"auto"`` spreads over what there is (accelerate).
+        trust_remote_code: run Python code that comes with the checkpoint. Off unless asked for.
+
+    Returns:
+        A ``PreTrainedModel`` in eval mode, without gradients; a LoRA is folded into the weights
+        (computed in float32, rounded once).
+
+    Raises:
+        InputError: the source does not exist, is no causal language model, or is damaged.
+    """
+    source = _complete(source, base)
+    target = parse_dtype(dtype)
+    model = _load_plain(source, None if source.lora else target, device, trust_remote_code)
+    if source.lora is not None:
+        model = _fold_lora(model, Path(source.lora), target)
+    model.eval()
+    model.requires_grad_(False)
+    return model
+
+
+def load_tokenizer(
+    source: SourceLike, *, base: SourceLike | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a source, chat template included (a LoRA uses its base's)."""
+    source = _complete(source, base)
+    gguf = gguf_path(source)
+    with _quiet_transformers(), _as_input_error(f"tokenizer of {source.describe()}"):
+        if gguf is not None:
+            return AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        folder = resolve_folder(cast(str, source.model), source.revision)
+        return AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+
+
+def save_checkpoint(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write weights (safetensors), configs, tokenizer and chat template into ``folder``."""
+    with _quiet_transformers():
+        model.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
+
+
+def materialize(
+    source: SourceLike,
+    folder: Path,
+    *,
+    base: SourceLike | None = None,
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+) -> None:
+    """Write a source as a plain checkpoint, for tools that read nothing but folders."""
+    source = _complete(source, base)
+    model = load_model(source, dtype=dtype, trust_remote_code=trust_remote_code)
+    save_checkpoint(model, load_tokenizer(source, trust_remote_code=trust_remote_code), folder)
+
+
+def is_plain_folder(source: ModelSource) -> bool:
+    """True where the source is a checkpoint folder or a hub id already: nothing to write out."""
+    source = split_lora_folder(source)
+    return source.model is not None and source.lora is None
+
+
+def _complete(source: SourceLike, base: SourceLike | None) -> ModelSource:
+    source = split_lora_folder(ModelSource.parse(source))
+    if source.needs_base:
+        if base is None:
+            raise InputError(f"LoRA {source.lora} needs a base model; pass base=")
+        source = source.over(ModelSource.parse(base))
+    return source
+
+
+def _load_plain(
+    source: ModelSource,
+    dtype: torch.dtype | None,
+    device: str | torch.device | None,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    gguf = gguf_path(source)
+    placing: dict[str, Any] = {} if device is None else {"device_map": device}
+    with _quiet_transformers(), _as_input_error(source.describe()):
+        if gguf is not None:
+            from transformers import GgufConfig
+
+            return AutoModelForCausalLM.from_pretrained(
+                str(gguf.parent),
+                gguf_file=gguf.name,
+                # Packed GGUF blocks can neither be merged nor saved; unpack them at load time.
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=dtype or torch.bfloat16,
+                **placing,
+            )
+        folder = resolve_folder(cast(str, source.model), source.revision)
+        config = AutoConfig.from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            config=config,
+            dtype=dtype or "auto",
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+            **placing,
+        )
+        model, report = loaded
+    # transformers fills missing weights with random numbers and only logs it.
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise InputError(
+            f"{folder}: {len(missing)} weights are missing, e.g. {missing[0]}; "
+            "is the checkpoint complete and a causal language model?"
+        )
+    return model
+
+
+def _fold_lora(model: PreTrainedModel, lora: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise InputError("LoRA experts need peft: pip install 'surgekit[lora]'") from error
+    if not (lora / "adapter_config.json").is_file():
+        raise InputError(f"{lora}: expected a PEFT adapter folder, found no adapter_config.json")
+    target = dtype or model.dtype
+    dense = not getattr(model, "is_quantized", False)
+    if dense:
+        model = cast(PreTrainedModel, model.to(torch.float32))  # pyright: ignore[reportArgumentType]
+    with _quiet_transformers(), _as_input_error(f"LoRA {lora}"), warnings.catch_warnings():
+        # PEFT only warns of adapter keys that fit nothing: an adapter of another model.
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        try:
+            peft_model = PeftModel.from_pretrained(cast(nn.Module, model), str(lora))
+        except UserWarning as warning:
+            raise InputError(f"LoRA {lora} does not fit {model.name_or_path}: {warning}") from None
+        merged = cast(PreTrainedModel, peft_model.merge_and_unload(safe_merge=True))
+    if dense:
+        merged = cast(PreTrainedModel, merged.to(target))  # pyright: ignore[reportArgumentType]
+        merged.config.dtype = target
+    return merged
+
+
+@contextmanager
+def _as_input_error(what: str) -> Iterator[None]:
+    """Turn the many ways a checkpoint can fail to load into one short message."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"cannot load {what}: {first[:300]}") from error
+    except Exception as error:
+        # safetensors raises a class of its own, private to its extension module.
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise InputError(f"cannot load {what}: damaged safetensors file ({error})") from error
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence transformers' own bars and notes while loading; surgekit reports in its own words."""
+    from transformers.utils import logging as hf_logging
+
+    level = hf_logging.get_verbosity()
+    bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(logging.CRITICAL)
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()

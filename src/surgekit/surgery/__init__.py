@@ -1,0 +1,1 @@
+"""Surgery: the modules that correct hidden states, and how they are fitted."""
