@@ -125,7 +125,8 @@ def measure_fidelity(
         progress: called with the number of tokens done, of ``scored_tokens(...)``.
 
     Raises:
-        InputError: nothing to score, or states of another number of tokens.
+        InputError: nothing to score, states of another number of tokens, or a reference token
+            that a candidate's head does not know.
         NotFiniteError: NaN in a figure.
     """
     mask = scored_tokens(reference.tokens)
@@ -139,6 +140,13 @@ def measure_fidelity(
             )
     index = mask.nonzero()[:, 0]
     targets = reference.tokens.targets()[index]
+    highest = int(targets.max())
+    for candidate in candidates:
+        if highest >= candidate.head.vocabulary:
+            raise InputError(
+                f"{name}: token id {highest} is outside a candidate's vocabulary of "
+                f"{candidate.head.vocabulary}; judge it on text of its own tokenizer"
+            )
     positions = reference.tokens.positions()
     counts = reference.tokens.offsets.diff()
     prompts = torch.arange(len(counts)).repeat_interleave(counts)[index]

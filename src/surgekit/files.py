@@ -40,7 +40,14 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
-    """The same for a folder: an old folder of that name is replaced only when all is written."""
+    """The same for a folder: an old folder of that name is replaced only when all is written.
+
+    Raises:
+        InputError: the file system refuses, or the working directory would be replaced.
+    """
+    folder = folder.resolve()  # what a link points to is replaced, never the link
+    if folder in (here := Path.cwd(), *here.parents):
+        raise InputError(f"cannot write {folder} as a whole from inside it; name another folder")
     beside = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -49,7 +56,11 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
         if folder.exists():
             old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
             folder.rename(old)
-            beside.rename(folder)
+            try:
+                beside.rename(folder)
+            except BaseException:
+                old.rename(folder)
+                raise
             shutil.rmtree(old)
         else:
             beside.rename(folder)
@@ -77,7 +88,7 @@ def read_json(path: Path, what: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{what} not found: {path}") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path}: expected {what} as JSON ({error})") from error
 
 
@@ -85,10 +96,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """Write a safetensors file, whole or not at all."""
     plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
     with written_whole(path) as beside:
+        beside.touch()
+        rights = beside.stat().st_mode
         try:
             save_file(plain, str(beside), metadata=dict(metadata))
         except SafetensorError as error:
             raise InputError(f"cannot write {path}: {error}") from error
+        beside.chmod(rights)  # safetensors would keep the file from all other users
 
 
 def read_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:

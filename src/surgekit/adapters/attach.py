@@ -88,6 +88,7 @@ class SurgeryHandle:
         self._ignore_fingerprint = ignore_fingerprint
         self._fingerprint: str | None = None
         self._stored: dict[str, SurgeryModule] = {}
+        self._origin: dict[str, tuple[str, str]] = {}
         self._ready: dict[str, SurgeryModule] = {}
         self._active = BASE
         self._rows: list[str] | None = None
@@ -115,15 +116,16 @@ class SurgeryHandle:
     def add_adapter(self, name: str | None, adapter: AdapterLike) -> str:
         """Add an adapter (module or folder) and return its name; it does not become active."""
         if isinstance(adapter, SurgeryModule):
-            module, domain = adapter, ""
+            module, domain, method = adapter, "", ""
         else:
             module, info = load_adapter(adapter)
-            domain = info.domain
+            domain, method = info.domain, info.method
         name = check_adapter_name(name or domain or "default")
         if name in self._stored:
             raise InputError(f"an adapter named {name!r} is attached already; delete it first")
         self._check_fits(name, module)
         self._stored[name] = module
+        self._origin[name] = (domain, method)
         # A float32 copy, so that decoding does not cast the weights anew at every token.
         self._ready[name] = _inference_copy(module)
         return name
@@ -138,7 +140,7 @@ class SurgeryHandle:
         if name == BASE or name not in self._stored:
             self._known(name)
             raise InputError(f"{BASE} stands for no correction and cannot be deleted")
-        del self._stored[name], self._ready[name]
+        del self._stored[name], self._origin[name], self._ready[name]
         if self._active == name:
             self._active = BASE
 
@@ -169,13 +171,16 @@ class SurgeryHandle:
             yield
         finally:
             self._rows, self._beams, self._active = before
+            if self._active not in self._stored:  # deleted meanwhile
+                self._active = BASE
 
     # -- files --------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write every adapter to ``folder/NAME``."""
+        """Write every adapter to ``folder/NAME``, its domain and method as it was loaded."""
         for name, module in self._stored.items():
-            save_adapter(module, Path(folder) / name, domain=name)
+            domain, method = self._origin[name]
+            save_adapter(module, Path(folder) / name, domain=domain or name, method=method)
 
     @classmethod
     def from_pretrained(cls, model: nn.Module, folder: str | Path, **options: Any) -> SurgeryHandle:
@@ -188,7 +193,9 @@ class SurgeryHandle:
             path = _from_hub(str(folder))
         if is_adapter(path):
             return attach(model, path, **options)
-        found = {p.name: p for p in sorted(path.iterdir()) if p.is_dir() and is_adapter(p)}
+        # Folders with a leading dot are what an interrupted save leaves behind.
+        inside = [p for p in sorted(path.iterdir()) if not p.name.startswith(".")]
+        found = {p.name: p for p in inside if is_adapter(p)}
         if not found:
             raise InputError(f"{folder}: expected an adapter, or adapters in subfolders")
         return attach(model, dict(found), **options)
@@ -265,6 +272,7 @@ class SurgeryHandle:
         positions = positions.expand(len(hidden), -1)
         corrected = hidden.clone()
         for name in dict.fromkeys(names):
+            self._known(name)  # it may have been deleted since rows() was entered
             index = torch.tensor([i for i, n in enumerate(names) if n == name])
             index = index.to(hidden.device)
             corrected[index] = self._apply(name, hidden[index], positions[index])

@@ -135,7 +135,7 @@ def load_adapter(folder: str | Path) -> tuple[SurgeryModule, AdapterFile]:
                 f"{folder / TENSOR_FILE}: {what} tensor {sorted(names)[0]!r}; a "
                 f"{info.surgery.module} module has {', '.join(expected)}"
             )
-    module = SurgeryModule(info.surgery)
+    # Before the module is built: a size that is not the tensors' own may be of any magnitude.
     for name, shape in expected.items():
         tensor = tensors[name]
         if tuple(tensor.shape) != shape or not tensor.is_floating_point():
@@ -143,8 +143,10 @@ def load_adapter(folder: str | Path) -> tuple[SurgeryModule, AdapterFile]:
                 f"{folder / TENSOR_FILE}: tensor {name!r} should be floating point {shape}, "
                 f"found {tensor.dtype} {tuple(tensor.shape)}"
             )
-        if not bool(tensor.isfinite().all()):
+        if not bool(tensor.double().isfinite().all()):  # float8 has no isfinite of its own
             raise InputError(f"{folder / TENSOR_FILE}: tensor {name!r} holds NaN or infinity")
-        setattr(module, name, torch.nn.Parameter(tensor, requires_grad=False))
+    module = SurgeryModule(info.surgery)
+    for name in expected:
+        setattr(module, name, torch.nn.Parameter(tensors[name], requires_grad=False))
     module.record = info.record
     return module, info

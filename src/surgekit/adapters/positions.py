@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surgekit.errors import InputError
+
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
@@ -30,10 +32,15 @@ def token_positions(call: Mapping[str, Any]) -> Tensor:
 
     Returns:
         (B, T) or (1, T) int64; negative where the mask says padding.
+
+    Raises:
+        InputError: no tokens enter.
     """
     entering = call.get("input_ids")
     if entering is None:
-        entering = call["inputs_embeds"]
+        entering = call.get("inputs_embeds")
+    if entering is None:
+        raise InputError("the model was called with neither input_ids nor inputs_embeds")
     length, device = entering.shape[1], entering.device
     given = call.get("position_ids")
     if isinstance(given, Tensor):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from surgekit.errors import InputError
+from surgekit.errors import InputError, NotFiniteError
 
 _PROBE_TOKENS = 8
 
@@ -171,6 +171,7 @@ def find_anatomy(
 
     Raises:
         InputError: head(body output) is not what the model itself computes.
+        NotFiniteError: the model computes NaN.
     """
     body_name, body_module = find_body(model, body)
     head_name, head_parts = find_head(model, head)
@@ -213,6 +214,8 @@ def find_anatomy(
             f"{type(model).__name__}: body {body_name!r} gives {hidden.shape[-1]} numbers a token, "
             f"head {head_name!r} takes {head_parts.weight.shape[1]}; name them with body= and head="
         )
+    if bool(own.isnan().any()):
+        raise NotFiniteError(f"{type(model).__name__}: its logits are NaN; check its weights")
     ours = head_parts.logits(hidden.to(head_parts.weight.device)).to(own.device)
     tolerance = 0.02 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
     if ours.shape != own.shape or (ours - own).abs().max() > tolerance * own.abs().max() + 1e-4:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import pickle
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +22,13 @@ from transformers import (
 )
 
 from surgekit.errors import InputError
-from surgekit.models.source import ModelSource, gguf_path, resolve_folder, split_lora_folder
+from surgekit.models.source import (
+    ModelSource,
+    gguf_path,
+    lora_config,
+    resolve_folder,
+    split_lora_folder,
+)
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -71,7 +79,7 @@ def load_model(
     target = parse_dtype(dtype)
     model = _load_plain(source, None if source.lora else target, device, trust_remote_code)
     if source.lora is not None:
-        model = _fold_lora(model, Path(source.lora), target)
+        model = _fold_lora(model, Path(source.lora).expanduser(), target)
     model.eval()
     model.requires_grad_(False)
     return model
@@ -161,6 +169,7 @@ def _load_plain(
             trust_remote_code=trust_remote_code,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with the sizes in the message
             **placing,
         )
         model, report = loaded
@@ -171,6 +180,12 @@ def _load_plain(
             f"{folder}: {len(missing)} weights are missing, e.g. {missing[0]}; "
             "is the checkpoint complete and a causal language model?"
         )
+    if report["mismatched_keys"]:
+        name, found, expected = sorted(report["mismatched_keys"])[0]
+        raise InputError(
+            f"{folder}: {name} should be {tuple(expected)} by its config.json, "
+            f"found {tuple(found)}; do weights and configuration belong together?"
+        )
     return model
 
 
@@ -179,8 +194,9 @@ def _fold_lora(model: PreTrainedModel, lora: Path, dtype: torch.dtype | None) ->
         from peft import PeftModel
     except ImportError as error:
         raise InputError("LoRA experts need peft: pip install 'surgekit[lora]'") from error
-    if not (lora / "adapter_config.json").is_file():
-        raise InputError(f"{lora}: expected a PEFT adapter folder, found no adapter_config.json")
+    lora_config(lora)
+    if not any((lora / f"adapter_model.{end}").is_file() for end in ("safetensors", "bin")):
+        raise InputError(f"{lora}: expected a PEFT adapter folder, found no adapter_model in it")
     target = dtype or model.dtype
     dense = not getattr(model, "is_quantized", False)
     if dense:
@@ -188,10 +204,19 @@ def _fold_lora(model: PreTrainedModel, lora: Path, dtype: torch.dtype | None) ->
     with _quiet_transformers(), _as_input_error(f"LoRA {lora}"), warnings.catch_warnings():
         # PEFT only warns of adapter keys that fit nothing: an adapter of another model.
         warnings.filterwarnings("error", message="Found missing adapter keys")
+        # PEFT asks transformers for a property by its old name.
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
         try:
             peft_model = PeftModel.from_pretrained(cast(nn.Module, model), str(lora))
         except UserWarning as warning:
             raise InputError(f"LoRA {lora} does not fit {model.name_or_path}: {warning}") from None
+        # Of keys that the model has no place for PEFT says nothing, but it reports them here.
+        surplus = peft_model.load_adapter(str(lora), "default").unexpected_keys
+        if surplus:
+            raise InputError(
+                f"LoRA {lora} does not fit {model.name_or_path}: {len(surplus)} of its weights "
+                f"have no place there, e.g. {surplus[0]}"
+            )
         merged = cast(PreTrainedModel, peft_model.merge_and_unload(safe_merge=True))
     if dense:
         merged = cast(PreTrainedModel, merged.to(target))  # pyright: ignore[reportArgumentType]
@@ -206,8 +231,18 @@ def _as_input_error(what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        RuntimeError,
+        ImportError,
+        EOFError,
+        struct.error,
+        pickle.UnpicklingError,
+    ) as error:
+        lines = [s for s in str(error).splitlines() if s.strip()] or [type(error).__name__]
+        first = " ".join(s.strip() for s in lines[: 2 if lines[0].endswith(":") else 1])
         raise InputError(f"cannot load {what}: {first[:300]}") from error
     except Exception as error:
         # safetensors raises a class of its own, private to its extension module.

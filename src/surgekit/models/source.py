@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from surgekit.errors import InputError
+from surgekit.files import read_json
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -68,8 +68,15 @@ class ModelSource(BaseModel):
         return self.model is None and self.gguf is None and self.package is None
 
     def over(self, base: ModelSource) -> ModelSource:
-        """This source with its missing base filled in."""
-        return base.model_copy(update={"lora": self.lora}) if self.needs_base else self
+        """This source with its missing base filled in; raises InputError where that is a LoRA."""
+        if not self.needs_base:
+            return self
+        if base.lora is not None:
+            raise InputError(
+                f"LoRA {self.lora} cannot lie on {base.describe()}, which has a LoRA already; "
+                "write that base out as one checkpoint first"
+            )
+        return base.model_copy(update={"lora": self.lora})
 
     def relative_to(self, folder: Path) -> ModelSource:
         """Paths resolved against ``folder``; hub ids are left alone."""
@@ -90,23 +97,31 @@ class ModelSource(BaseModel):
         return f"{root} + LoRA {self.lora}" if self.lora else root
 
 
+def lora_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a PEFT adapter folder; raises InputError where there is none."""
+    path = folder / _ADAPTER_FILE
+    if not path.is_file():
+        raise InputError(f"{folder}: expected a PEFT adapter folder, found no {_ADAPTER_FILE}")
+    config = read_json(path, "a PEFT configuration")
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: expected a PEFT configuration, found a {type(config).__name__}")
+    return config
+
+
 def split_lora_folder(source: ModelSource) -> ModelSource:
     """Read a bare PEFT folder as base + LoRA, the base being the one its config names."""
     if source.model is None or source.lora is not None:
         return source
-    config_file = Path(source.model) / _ADAPTER_FILE
-    if not config_file.is_file() or (Path(source.model) / "config.json").is_file():
+    folder = Path(source.model).expanduser()
+    if not (folder / _ADAPTER_FILE).is_file() or (folder / "config.json").is_file():
         return source
-    try:
-        base = json.loads(config_file.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{config_file}: not a readable PEFT configuration ({error})") from error
+    base = lora_config(folder).get("base_model_name_or_path")
     if not base:
         raise InputError(
             f"{source.model} is a LoRA adapter whose {_ADAPTER_FILE} names no base model; "
             "write {model: BASE, lora: FOLDER} instead"
         )
-    return ModelSource(model=base, lora=source.model)
+    return ModelSource.parse({"model": base, "lora": source.model})
 
 
 def gguf_path(source: ModelSource) -> Path | None:
@@ -117,7 +132,10 @@ def gguf_path(source: ModelSource) -> Path | None:
             raise InputError(f"GGUF file not found: {path}")
         return path
     if source.package is not None:
-        spec = importlib.util.find_spec(source.package.replace("-", "_"))
+        try:
+            spec = importlib.util.find_spec(source.package.replace("-", "_"))
+        except (ImportError, ValueError):  # a dotted name whose parent is not there
+            spec = None
         if spec is None or not spec.submodule_search_locations:
             raise InputError(
                 f"package {source.package!r} is not installed; pip install --no-deps "

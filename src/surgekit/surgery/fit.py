@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -9,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from surgekit.errors import InputError, NotFiniteError
+from surgekit.errors import InputError, MismatchError, NotFiniteError
 from surgekit.models.anatomy import Head
 from surgekit.states.states import States, check_same_tokens
 from surgekit.surgery.closed_form import LinearProblem, fit_linear, fit_mean_shift
@@ -46,14 +47,15 @@ def calibrate(
         and seed give the same bits on one machine.
 
     Raises:
-        InputError: states that do not fit, no tokens of the text asked for, no head or entropies.
+        MismatchError: states of different tokens, or of another width than the module's.
+        InputError: no tokens of the text asked for, no head or entropies.
         NotFiniteError: NaN or infinity in states or loss; names domain and iteration.
     """
     calibration = calibration or CalibrationConfig()
     name = domain or "surgery"
     check_same_tokens(merged_states, expert_states, name)
     if merged_states.hidden_size != config.hidden_size:
-        raise InputError(
+        raise MismatchError(
             f"{name}: config has hidden_size {config.hidden_size}, the states have "
             f"{merged_states.hidden_size}"
         )
@@ -190,6 +192,12 @@ def _train(
             progress(iteration, value)
     with torch.no_grad():
         last = float(loss_of(module(data.merged, data.positions), everything))
+    if not math.isfinite(last):
+        # No later iteration is there to meet what the last step has done.
+        raise NotFiniteError(
+            f"{name}: the {loss_name} loss is {last} after iteration {calibration.iterations}; "
+            "lower the learning rate"
+        )
     return {"first_loss": first, "last_loss": last}
 
 

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from surgekit._version import __version__
 from surgekit.errors import InputError, SurgekitError
 from surgekit.files import folder_written_whole, read_json, write_text
-from surgekit.merge_config import (
+from surgekit.merging.config import (
     config_file,
     fill_base,
     folder_of,
@@ -36,15 +36,15 @@ from surgekit.merge_config import (
     references,
     resolve_models,
 )
-from surgekit.merge_weights import effective_weights, plan, unused_settings
-from surgekit.mergekit_guard import mergekit_errors, tamed
+from surgekit.merging.weights import effective_weights, plan, unused_settings
+from surgekit.merging.mergekit_guard import mergekit_errors, tamed
 
 if TYPE_CHECKING:
     from mergekit.merge_methods import MergeMethod
 
 __all__ = ["MergeResult", "merge", "read_merge_config"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("surgekit.merging")
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -76,7 +76,7 @@ class MergeResult:
     Attributes:
         folder: the merged checkpoint.
         config: mergekit's configuration as run: absolute folders, base_model filled in.
-        effective_weights: model → how much of it enters; see ``merge_weights.effective_weights``.
+        effective_weights: model → how much of it enters; see ``surgekit.merging.weights``.
         seed: of the random masks of dare_* and della*.
         mergekit: its version.
     """
@@ -113,9 +113,10 @@ def merge(
         seed: of random masks. The caller's own random state is left as it was.
         device: where mergekit computes.
         trust_remote_code: run Python code that comes with a checkpoint. Off unless asked for.
-        tokenizer_from: a folder whose tokenizer, chat template and generation config go along,
-            instead of the base's (else the first model's). What the config itself says of the
-            tokenizer (``tokenizer``, ``tokenizer_source``, ``chat_template``) comes first.
+        tokenizer_from: a folder whose tokenizer, chat template and (if it has one) generation
+            config go along, instead of the base's (else the first model's). What the config
+            itself says of the tokenizer (``tokenizer``, ``tokenizer_source``, ``chat_template``)
+            comes first.
         quiet: silence mergekit's log and progress bars.
 
     Raises:
@@ -227,7 +228,8 @@ def _complete(
     template = _template(donor)
     if template is not None and _template(folder) is None:
         write_text(folder / _TEMPLATE, template)
-    _copy_missing(_COMPANIONS, donor, folder)
+    for folder_with_some in (donor, first):
+        _copy_missing(_COMPANIONS, folder_with_some, folder)
     if code:
         _copy_missing([f.name for f in sorted(first.glob("*.py"))], first, folder)
 
