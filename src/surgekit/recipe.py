@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from surgekit.adapters.files import check_adapter_name
 from surgekit.errors import InputError
+from surgekit.merging.config import absolute_paths
 from surgekit.models.source import ModelSource
 from surgekit.surgery.config import (
     CalibrationConfig,
@@ -27,7 +38,9 @@ from surgekit.surgery.config import (
     TextPart,
 )
 
-RESERVED_NAMES = ("base", "merged", "plain", "__base__")
+# Names that results.json and the run directory use beside those of domains.
+RESERVED_NAMES = ("base", "merged", "plain", "method")
+_DOMAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class _Strict(BaseModel):
@@ -73,6 +86,15 @@ class Domain(_Strict):
     tasks: list[str] = Field(default_factory=list)
 
 
+def _domain_name(name: str) -> str:
+    if name in RESERVED_NAMES or not _DOMAIN_NAME.fullmatch(name):
+        raise ValueError(
+            "expected a domain's name of letters, digits, - and _, beginning with a letter or "
+            f"digit, and none of {', '.join(RESERVED_NAMES)}"
+        )
+    return name
+
+
 def _many(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
@@ -92,6 +114,21 @@ class SurgerySpec(_Strict):
     ridge: RidgeRule | float | list[RidgeRule | float] = "loo"
     weights: Literal["uniform", "entropy"] = "uniform"
     name: str | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _fit_for_a_folder(cls, value: str | None) -> str | None:
+        try:
+            return value if value is None else check_adapter_name(value)
+        except InputError as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _some_method(self) -> SurgerySpec:
+        # Settings that contradict each other fail in here, with this entry's line.
+        if not list(self.methods()):
+            raise ValueError("expected at least one value of each key, found an empty list")
+        return self
 
     def methods(self) -> Iterator[Method]:
         """Every combination, with its id."""
@@ -173,7 +210,7 @@ class Recipe(_Strict):
     """
 
     base: ModelSource
-    domains: dict[str, Domain] = Field(min_length=1)
+    domains: dict[Annotated[str, AfterValidator(_domain_name)], Domain] = Field(min_length=1)
     merge: dict[str, Any] | str
     surgery: list[SurgerySpec] = Field(default_factory=_default_surgery, min_length=1)
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
@@ -186,15 +223,12 @@ class Recipe(_Strict):
     body: str | None = None
     head: str | None = None
 
-    @field_validator("domains")
+    @field_validator("merge")
     @classmethod
-    def _names(cls, value: dict[str, Domain]) -> dict[str, Domain]:
-        for name in value:
-            if name in RESERVED_NAMES or not name.replace("-", "").replace("_", "").isalnum():
-                raise ValueError(
-                    f"domain name {name!r}: expected letters, digits, - and _, and none of "
-                    f"{', '.join(RESERVED_NAMES)}"
-                )
+    def _folder_alone(cls, value: dict[str, Any] | str) -> dict[str, Any] | str:
+        if isinstance(value, dict) and "folder" in value:
+            if len(value) > 1 or not isinstance(value["folder"], str):
+                raise ValueError("a merge at hand is given as {folder: PATH} and nothing else")
         return value
 
     @field_validator("base")
@@ -211,26 +245,23 @@ class Recipe(_Strict):
             raise ValueError(f"expected distinct seeds from 0 up, found {value}")
         return value
 
-    @model_validator(mode="after")
-    def _method_ids(self) -> Recipe:
-        self.methods()
-        return self
-
-    def methods(self) -> list[Method]:
-        """All methods in the order of the recipe; raises ValueError where two share an id."""
-        methods = [m for spec in self.surgery for m in spec.methods()]
-        ids = [m.id for m in methods]
+    @field_validator("surgery")
+    @classmethod
+    def _distinct_ids(cls, value: list[SurgerySpec]) -> list[SurgerySpec]:
+        ids = [m.id for spec in value for m in spec.methods()]
         twice = sorted({i for i in ids if ids.count(i) > 1})
         if twice:
             raise ValueError(f"two methods are called {twice[0]!r}; give one of them a name")
-        return methods
+        return value
+
+    def methods(self) -> list[Method]:
+        """All methods in the order of the recipe, each with an id of its own."""
+        return [m for spec in self.surgery for m in spec.methods()]
 
     @property
     def merged_folder(self) -> str | None:
         """The folder of a merge the user brings, or None where mergekit makes it."""
-        if isinstance(self.merge, dict) and set(self.merge) == {"folder"}:
-            return str(self.merge["folder"])
-        return None
+        return self.merge.get("folder") if isinstance(self.merge, dict) else None
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -259,6 +290,8 @@ def parse_recipe(text: str, folder: Path, name: str = "recipe") -> Recipe:
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise InputError(f"{name}{where}: not YAML ({problem})") from error
+    except (ValueError, RecursionError) as error:  # 2020-13-45; a thousand open brackets
+        raise InputError(f"{name}: not YAML that can be read ({error})") from error
     if not isinstance(document, dict):
         raise InputError(f"{name}: expected a mapping with base, domains and merge")
     _refuse_double_keys(root, name)
@@ -266,14 +299,17 @@ def parse_recipe(text: str, folder: Path, name: str = "recipe") -> Recipe:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
         raise InputError(_first_problem(error, root, name)) from error
-    return _absolute(recipe, folder)
+    try:
+        return _absolute(recipe, folder)
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL; the home of an unknown user
+        raise InputError(f"{name}: a path in it is none ({error})") from error
 
 
 def _absolute(recipe: Recipe, folder: Path) -> Recipe:
     def prompts(value: PromptSet | None) -> PromptSet | None:
         if value is None:
             return None
-        return value.model_copy(update={"file": str((folder / value.file).resolve())})
+        return value.model_copy(update={"file": _path(value.file, folder)})
 
     domains = {
         name: domain.model_copy(
@@ -288,9 +324,11 @@ def _absolute(recipe: Recipe, folder: Path) -> Recipe:
     }
     merge = recipe.merge
     if isinstance(merge, str):
-        merge = str((folder / merge).resolve())
+        merge = _path(merge, folder)
     elif recipe.merged_folder is not None:
-        merge = {"folder": str((folder / recipe.merged_folder).expanduser().resolve())}
+        merge = {"folder": _path(recipe.merged_folder, folder)}
+    else:
+        merge = absolute_paths(merge, folder, ("base", *recipe.domains))
     return recipe.model_copy(
         update={
             "base": recipe.base.relative_to(folder),
@@ -301,12 +339,15 @@ def _absolute(recipe: Recipe, folder: Path) -> Recipe:
     )
 
 
+def _path(text: str, folder: Path) -> str:
+    return str((folder / Path(text).expanduser()).resolve())
+
+
 def _first_problem(error: ValidationError, root: yaml.Node, name: str) -> str:
     """The first error as one line: key, line, what is wrong, the nearest key."""
     # Of a union pydantic reports every branch; the deepest entry is about what was meant.
     first = max(error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"])))
-    path = [p for p in first["loc"] if not _is_branch(p)]
-    line = _locate(root, path)
+    path, line = _locate(root, first["loc"])
     where = f"{name}, line {line}: " if line else f"{name}: "
     key = ".".join(str(p) for p in path)
     if first["type"] == "extra_forbidden":
@@ -341,31 +382,33 @@ def _known_keys(path: list[Any]) -> list[str]:
     return list(model.model_fields)
 
 
-def _locate(root: yaml.Node, path: list[Any]) -> int | None:
-    """Line of the deepest part of the path that the YAML has."""
+def _locate(root: yaml.Node, location: tuple[Any, ...]) -> tuple[list[Any], int | None]:
+    """(the parts of pydantic's location that are the user's, line of the deepest in the YAML)."""
     node: yaml.Node | None = root
     line = None
-    for part in path:
+    path: list[Any] = []
+    for part in location:
+        found = None
         if isinstance(node, yaml.MappingNode):
-            key = next((k for k, _ in node.value if k.value == str(part)), None)
-            if key is None:
-                break
-            line, node = _line_of(key), next(v for k, v in node.value if k is key)
+            found = next(((k, v) for k, v in node.value if k.value == str(part)), None)
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            if part >= len(node.value):
-                break
-            node = node.value[part]
-            line = _line_of(node)
-        else:
-            break
-    return line
+            found = next(((v, v) for v in node.value[part : part + 1]), None)
+        if found is None and _is_branch(part):
+            continue  # a domain may be called "int", so the YAML is asked first
+        path.append(part)
+        node = None if found is None else found[1]
+        line = line if found is None else _line_of(found[0])
+    return path, line
 
 
 def _line_of(node: yaml.Node | None) -> int | None:
     return None if node is None or node.start_mark is None else node.start_mark.line + 1
 
 
-def _refuse_double_keys(node: yaml.Node, name: str) -> None:
+def _refuse_double_keys(node: yaml.Node, name: str, above: tuple[yaml.Node, ...] = ()) -> None:
+    if node in above:
+        raise InputError(f"{name}, line {_line_of(node)}: this value contains itself")
+    above = (*above, node)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -375,7 +418,7 @@ def _refuse_double_keys(node: yaml.Node, name: str) -> None:
                         f"{name}, line {_line_of(key)}: key {key.value!r} is given twice"
                     )
                 seen.add(key.value)
-            _refuse_double_keys(value, name)
+            _refuse_double_keys(value, name, above)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _refuse_double_keys(value, name)
+            _refuse_double_keys(value, name, above)

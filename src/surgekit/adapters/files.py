@@ -23,7 +23,7 @@ ADAPTER_FORMAT = 1
 CONFIG_FILE = "surgery_config.json"
 TENSOR_FILE = "surgery.safetensors"
 CARD_FILE = "README.md"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,127}")
 
 
 class AdapterFile(BaseModel):
@@ -52,7 +52,7 @@ def check_adapter_name(name: str) -> str:
     """A name that is safe as a folder and free for an adapter; raises InputError otherwise."""
     if not _NAME.fullmatch(name) or name.startswith("__"):
         raise InputError(
-            f"adapter name {name!r}: expected letters, digits and any of . _ @ + -, not beginning "
+            f"adapter name {name!r}: expected letters, digits and any of . _ @ + = -, not beginning "
             "with a dot or two underscores"
         )
     return name

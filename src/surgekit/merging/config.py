@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +118,24 @@ def resolve_models(config: dict[str, Any], known: Mapping[str, Path], root: Path
         names.setdefault(folder, next((n for n, f in known.items() if str(f) == folder), path))
         holder[key] = _reference(folder, given.get("override_architecture"))
     return names
+
+
+def absolute_paths(
+    config: Mapping[str, Any], folder: Path, names: Collection[str]
+) -> dict[str, Any]:
+    """A copy in which relative paths of models are taken from ``folder``.
+
+    What is in ``names``, and what is neither a path in form nor exists (hub ids), is left alone.
+    """
+    copied = _plain(config)
+    for holder, key in _places(copied):
+        ref = holder.get(key)
+        if not isinstance(ref, str) or ref in (*names, "base", "union"):
+            continue
+        path = folder / Path(ref).expanduser()
+        if path.exists() or ref.startswith((".", "/", "~")):
+            holder[key] = str(path.resolve())
+    return copied
 
 
 def references(config: dict[str, Any]) -> list[Any]:

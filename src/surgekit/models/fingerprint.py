@@ -17,7 +17,8 @@ def fingerprint(model: nn.Module) -> str:
     """A sha256 over all parameters: name, shape, and values rounded to bfloat16.
 
     Rounding first makes a model and its float32 copy agree, so an adapter fits the merged model
-    in whatever precision it is loaded. Tied parameters count once; buffers do not count.
+    whether it is loaded in bfloat16 or float32. A float16 copy has lost the smallest values and is
+    another model here. Tied parameters count once; buffers do not count.
 
     Returns:
         ``"sf1-"`` and 64 hex digits. The form is frozen: a change needs a new version number.

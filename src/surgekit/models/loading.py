@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 import struct
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, cast
 
@@ -253,7 +254,11 @@ def _as_input_error(what: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence transformers' own bars and notes while loading; surgekit reports in its own words."""
+    """Silence transformers' own bars and notes while loading; surgekit reports in its own words.
+
+    Its GGUF reader draws a bar that no switch turns off, so standard error is held back as a whole;
+    errors are raised, not printed, and still come through.
+    """
     from transformers.utils import logging as hf_logging
 
     level = hf_logging.get_verbosity()
@@ -261,7 +266,8 @@ def _quiet_transformers() -> Iterator[None]:
     hf_logging.set_verbosity(logging.CRITICAL)
     hf_logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         hf_logging.set_verbosity(level)
         if bars:

@@ -56,9 +56,10 @@ def capture(
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, found {batch_size}")
     embedding = input_embedding(model)
-    if len(tokens.ids) and int(tokens.ids.max()) >= embedding.shape[0]:
+    outside = tokens.ids[(tokens.ids < 0) | (tokens.ids >= embedding.shape[0])]
+    if len(outside):
         raise InputError(
-            f"token id {int(tokens.ids.max())} is outside the model's vocabulary of "
+            f"token id {int(outside[0])} is outside the model's vocabulary of "
             f"{embedding.shape[0]}; is this the tokenizer of this model?"
         )
     parts = None
@@ -74,11 +75,12 @@ def capture(
         ids, mask = ids.to(embedding.device), mask.to(embedding.device)
         hidden = hidden_of(module(input_ids=ids, attention_mask=mask, use_cache=False))
         packed = hidden[mask.bool().to(hidden.device)]
+        stored = packed.to(dtype)
         lengths = [tokens.lengths()[i] for i in batch]
-        if not bool(packed.isfinite().all()):
+        if not bool(stored.isfinite().all()):
             bad = next(
                 i
-                for i, h in zip(batch, packed.split(lengths), strict=True)
+                for i, h in zip(batch, stored.split(lengths), strict=True)
                 if not h.isfinite().all()
             )
             raise NotFiniteError(
@@ -89,7 +91,7 @@ def capture(
             values = next_token_entropies(packed, parts)
             for i, value in zip(batch, values.cpu().split(lengths), strict=True):
                 kept_entropies[i] = value
-        for i, value in zip(batch, packed.to(dtype).cpu().split(lengths), strict=True):
+        for i, value in zip(batch, stored.cpu().split(lengths), strict=True):
             kept[i] = value.clone()
         if progress is not None:
             progress(sum(lengths))

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jinja2 import StrictUndefined, TemplateError, meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -17,6 +19,17 @@ from transformers import PreTrainedTokenizerBase
 from surgekit.errors import InputError
 
 TextPart = Literal["prompt", "response", "both"]
+
+# A template is a program of the user's; it fails in the ways of Python too.
+_TEMPLATE_FAILURES = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class Message(BaseModel):
@@ -37,7 +50,7 @@ class Prompt(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    id: str | None = None
+    id: str | int | None = None
     prompt: str | None = None
     response: str | None = None
     messages: list[Message] | None = None
@@ -91,10 +104,11 @@ def read_prompts(file: str | Path) -> list[Prompt]:
             raise InputError(f"{path}, line {number}: not JSON ({error.msg})") from error
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(p) for p in first["loc"])
-            raise InputError(
-                f"{path}, line {number}: {where + ': ' if where else ''}{first['msg']}"
-            ) from error
+            where = "".join(f"{p}." for p in first["loc"])[:-1] + ": " if first["loc"] else ""
+            said = first["msg"].removeprefix("Value error, ")
+            raise InputError(f"{path}, line {number}: {where}{said}") from error
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
+            raise InputError(f"{path}, line {number}: JSON that cannot be read ({error})") from error
     if not prompts:
         raise InputError(f"{path}: expected at least one prompt, found none")
     return prompts
@@ -205,14 +219,20 @@ def tokenize_prompts(
     """
     if not prompts:
         raise InputError("expected at least one prompt, found none")
+    if max_length < 1:
+        raise InputError(f"max_length must be at least 1, found {max_length}")
     render = _renderer(format, tokenizer)
     sequences: list[list[int]] = []
     starts: list[int] = []
     cut = 0
     for index, prompt in enumerate(prompts):
-        prompt_ids, response_ids = render(prompt)
+        name = index if prompt.id is None else prompt.id
+        try:
+            prompt_ids, response_ids = render(prompt)
+        except InputError as error:
+            raise InputError(f"prompt {name}: {error}") from error
         if not prompt_ids:
-            raise InputError(f"prompt {prompt.id or index}: gives no tokens")
+            raise InputError(f"prompt {name}: gives no tokens")
         ids = prompt_ids + response_ids
         cut += len(ids) > max_length
         sequences.append(ids[:max_length])
@@ -230,31 +250,38 @@ def _renderer(format: str, tokenizer: PreTrainedTokenizerBase) -> Any:
         return lambda prompt: _render_chat(prompt, tokenizer)
     if format == "plain":
         return lambda prompt: _render_text(prompt, _plain_text(prompt), tokenizer)
-    if "{" not in format:
-        raise InputError(f"format {format!r}: expected chat, plain or a jinja template")
     template = _compile(format)
 
     def render(prompt: Prompt) -> tuple[list[int], list[int]]:
-        from jinja2 import TemplateError
-
         messages, _ = prompt.turns()
         try:
             text = template.render(prompt=messages[-1]["content"], messages=messages)
-        except TemplateError as error:
+        except _TEMPLATE_FAILURES as error:
             raise InputError(f"format template failed: {error}") from error
         return _render_text(prompt, text, tokenizer)
 
     return render
 
 
-def _compile(template: str) -> Any:
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def check_format(format: str) -> None:
+    """Raise InputError unless ``format`` is chat, plain or a jinja template of a prompt."""
+    if format not in ("chat", "plain"):
+        _compile(format)
 
+
+def _compile(format: str) -> Any:
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
     try:
-        return ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(template)
-    except TemplateError as error:
+        used = meta.find_undeclared_variables(environment.parse(format))
+        template = environment.from_string(format)
+    except (TemplateError, RecursionError) as error:
         raise InputError(f"format template does not parse: {error}") from error
+    if not used & {"prompt", "messages"}:
+        raise InputError(
+            f"format {format!r}: expected chat, plain or a jinja template with {{{{ prompt }}}} or "
+            "{{ messages }} in it"
+        )
+    return template
 
 
 def _plain_text(prompt: Prompt) -> str:
@@ -271,32 +298,31 @@ def _render_text(
     if response is None:
         return prompt_ids, []
     # Some tokenizers end what they encode with eos; in the middle of a text it would be wrong.
-    if prompt_ids and len(prompt_ids) > 1 and prompt_ids[-1] == tokenizer.eos_token_id:
-        prompt_ids = prompt_ids[:-1]
+    if len(prompt_ids) > 1 and prompt_ids[-1] == tokenizer.eos_token_id:
+        own = _encode(tokenizer, text, special=False)
+        if own[-1:] != prompt_ids[-1:]:
+            prompt_ids = prompt_ids[:-1]
     response_ids = _encode(tokenizer, response, special=False)
     end = tokenizer.eos_token_id
     return prompt_ids, response_ids + ([end] if isinstance(end, int) else [])
 
 
 def _render_chat(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    from jinja2 import TemplateError
-
     messages, response = prompt.turns()
     try:
         text = str(
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         )
-        prompt_ids = _encode(tokenizer, text, special=False)
-        if response is None:
-            return prompt_ids, []
-        whole = str(
-            tokenizer.apply_chat_template(
-                [*messages, {"role": "assistant", "content": response}], tokenize=False
-            )
-        )
-    except (TemplateError, ValueError) as error:
-        raise InputError(f"the chat template refuses prompt {prompt.id or ''}: {error}") from error
-    if whole.startswith(text):
+        whole = text
+        if response is not None:
+            turns = [*messages, {"role": "assistant", "content": response}]
+            whole = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except _TEMPLATE_FAILURES as error:
+        raise InputError(f"the chat template refuses it ({error})") from error
+    prompt_ids = _encode(tokenizer, text, special=False)
+    if response is None:
+        return prompt_ids, []
+    if whole != text and whole.startswith(text):
         response_ids = _encode(tokenizer, whole[len(text) :], special=False)
         return prompt_ids, _through_end_of_turn(response_ids, tokenizer)
     # Templates that open the answer with something they do not keep (an empty thinking block):
@@ -307,13 +333,19 @@ def _render_chat(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[li
 
 
 def _through_end_of_turn(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Cut what a template writes after the last special token (mostly a line break)."""
+    """Cut the blanks that a template writes after the last special token (a line break)."""
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     for index in range(len(ids) - 1, -1, -1):
         if ids[index] in special:
-            return ids[: index + 1]
+            # Words there are the response's own, which only spells out a special token.
+            blank = not str(tokenizer.decode(ids[index + 1 :])).strip()
+            return ids[: index + 1] if blank else ids
     return ids
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    try:
+        return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    except (TypeError, UnicodeError) as error:
+        # Half of a surrogate pair is a str to Python and no text to a tokenizer.
+        raise InputError(f"holds what is no Unicode text ({error})") from error

@@ -131,10 +131,15 @@ def load_states(path: Path) -> States:
         and int(offsets[-1]) == len(ids)
         and bool((offsets.diff() > 0).all())
         and len(starts) == len(offsets) - 1
+        and bool(((starts >= 0) & (starts <= offsets.diff())).all())
     )
     if not whole:
         raise InputError(f"{path}: offsets do not fit the tokens; capture the states again")
-    tokens = TokenizedPrompts(ids.long(), offsets, starts, int(metadata.get("cut", "0")))
+    try:
+        cut, batch_size = (int(metadata.get(key, "0")) for key in ("cut", "batch_size"))
+    except ValueError as error:
+        raise InputError(f"{path}: expected a number in its metadata ({error})") from error
+    tokens = TokenizedPrompts(ids.long(), offsets, starts, cut)
     hidden = tensors.get("hidden")
     if hidden is None or not hidden.is_floating_point():
         raise InputError(f"{path}: expected floating-point 'hidden' states")
@@ -143,5 +148,5 @@ def load_states(path: Path) -> States:
         tokens,
         tensors.get("entropies"),
         metadata.get("model", ""),
-        int(metadata.get("batch_size", "0")),
+        batch_size,
     )
