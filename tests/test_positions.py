@@ -14,7 +14,7 @@ from surgekit.adapters.attach import attach
 from surgekit.adapters.positions import bound_arguments, token_positions
 from surgekit.errors import InputError
 
-from .surgeries import TABLE, close, left_padded, logits_by_hand, surgery, tokens
+from .surgeries import TABLE, close, family, left_padded, logits_by_hand, surgery, tokens
 from .tiny import llama
 
 FORMS = ["darts", "add", "parallel", "linear-cut"]
@@ -305,3 +305,26 @@ def test_several_samples_of_a_row_share_its_adapter(model: Any) -> None:
     logits = torch.stack(made.logits, 1)
     for k, row in enumerate(made.sequences):
         close(logits[k], by_steps(model, modules.get(NAMES[k // 3]), row, prompt=4))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "gemma2"])
+def test_other_families_count_as_well(name: str) -> None:
+    """OPT counts padding as −1, Bloom hands no positions on, GPT-2 and OPT learn them."""
+    model, module = family(name), surgery()
+    rows = [tokens(1, n, seed=n)[0] for n in (2, 8)]
+    how = {"max_new_tokens": 4, "eos_token_id": None}
+    with attach(model, module):
+        made = model.generate(**left_padded(rows), **GREEDY, **how)
+        apart = [
+            model.generate(row[None], attention_mask=torch.ones(1, len(row)), **GREEDY, **how)
+            for row in rows
+        ]
+        # A row alone, in one forward: positions are 0, 1, 2, … beyond doubt.
+        whole = [model(input_ids=alone.sequences).logits[0, -5:-1] for alone in apart]
+    logits = torch.stack(made.logits, 1)
+    for k, alone in enumerate(apart):
+        assert torch.equal(made.sequences[k, -4:], alone.sequences[0, -4:])
+        close(logits[k], torch.cat(alone.logits))
+        close(logits[k], whole[k])
+        bare = model(input_ids=alone.sequences).logits[0, -5:-1]
+        assert (bare - whole[k]).abs().max() > 0.05

@@ -11,7 +11,7 @@ pip install --upgrade "pip>=25.1"
 pip install --constraint "$constraints" torch==2.13.0
 mkdir -p "$work/elsewhere"
 cd "$work/elsewhere"
-for extra in "" "[lora]" "[gguf]" "[plot]"; do
+for extra in "" "[lora]" "[gguf]" "[plot]" "[quantized]"; do
   pip install --constraint "$constraints" "$wheel$extra"
   "$work/wheel/bin/surgekit" --version
 done

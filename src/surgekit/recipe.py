@@ -226,9 +226,9 @@ class Recipe(_Strict):
     @field_validator("merge")
     @classmethod
     def _folder_alone(cls, value: dict[str, Any] | str) -> dict[str, Any] | str:
-        if isinstance(value, dict) and "folder" in value:
-            if len(value) > 1 or not isinstance(value["folder"], str):
-                raise ValueError("a merge at hand is given as {folder: PATH} and nothing else")
+        given = value.get("folder", "") if isinstance(value, dict) else ""
+        if not isinstance(given, str) or (given and len(value) > 1):
+            raise ValueError("a merge at hand is given as {folder: PATH} and nothing else")
         return value
 
     @field_validator("base")

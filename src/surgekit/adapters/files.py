@@ -52,8 +52,8 @@ def check_adapter_name(name: str) -> str:
     """A name that is safe as a folder and free for an adapter; raises InputError otherwise."""
     if not _NAME.fullmatch(name) or name.startswith("__"):
         raise InputError(
-            f"adapter name {name!r}: expected letters, digits and any of . _ @ + = -, not beginning "
-            "with a dot or two underscores"
+            f"adapter name {name!r}: expected letters, digits and any of . _ @ + = -, not "
+            "beginning with a dot or two underscores"
         )
     return name
 
@@ -61,6 +61,14 @@ def check_adapter_name(name: str) -> str:
 def is_adapter(folder: Path) -> bool:
     """True where the folder holds an adapter's configuration."""
     return (folder / CONFIG_FILE).is_file()
+
+
+def check_room(folder: Path) -> None:
+    """Raise InputError where the folder holds something other than an adapter."""
+    if folder.exists() and (
+        not folder.is_dir() or (any(folder.iterdir()) and not is_adapter(folder))
+    ):
+        raise InputError(f"{folder} is in use by something that is not an adapter; name another")
 
 
 def save_adapter(
@@ -82,10 +90,7 @@ def save_adapter(
         InputError: the folder exists and holds something other than an adapter.
     """
     folder = Path(folder)
-    if folder.exists() and (
-        not folder.is_dir() or (any(folder.iterdir()) and not is_adapter(folder))
-    ):
-        raise InputError(f"{folder} is in use by something that is not an adapter; name another")
+    check_room(folder)
     info = AdapterFile(
         format=ADAPTER_FORMAT,
         surgekit=__version__,

@@ -93,5 +93,9 @@ def _show_run(path: Path, *, as_json: bool) -> None:
     if results is None:
         console.print("not finished yet: no results.json; run the recipe again to go on")
         return
-    for table in results_table(results):
+    try:
+        tables = results_table(results)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path / 'results.json'}: not the results of a run") from error
+    for table in tables:
         console.print(table)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from rich.table import Table
 
-from surgekit.adapters.files import load_adapter, save_adapter
+from surgekit.adapters.files import check_room, load_adapter, save_adapter
 from surgekit.bias import MEASURES, Bias, measure_bias
 from surgekit.cli.display import TerminalReporter, print_json, stdout
 from surgekit.errors import InputError
@@ -193,23 +193,29 @@ def calibrate(
         raise InputError(f"--prompts is for {label!r}, --expert for {name!r}")
     calibration = _calibration(fitting)
     try:
-        loss = calibration.loss_for(surgery["module"]) if surgery["module"] else None
-        SurgeryConfig(hidden_size=1 << 30, **surgery)
-    except (ValidationError, ValueError, KeyError) as error:
-        raise InputError(_first_line(error)) from error
+        # Whatever the width; what hinges on it is found when the states are there.
+        module_name = SurgeryConfig(hidden_size=1 << 30, **surgery).module
+        loss = calibration.loss_for(module_name)
+    except ValueError as error:
+        raise InputError(first_line(error)) from error
+    check_room(out)
     tokens = {name: session.tokens(file)}
     merged, head = session.states(session.merged, tokens, expert=False)
+    try:
+        config = SurgeryConfig(hidden_size=merged[name].hidden_size, **surgery)
+    except ValidationError as error:
+        raise InputError(first_line(error)) from error
     wanted, _ = session.states(source, tokens, expert=True)
     module = calibrate_module(
         merged[name],
         wanted[name],
-        SurgeryConfig(hidden_size=merged[name].hidden_size, **surgery),
+        config,
         calibration=calibration,
         head=head,
         domain=name,
         device="cpu" if session.device == "auto" else session.device,
     )
-    method = surgery["module"] + (f"-{loss}" if loss else "") + f"@{calibration.text}"
+    method = module_name + (f"-{loss}" if loss else "") + f"@{calibration.text}"
     save_adapter(module, out, domain=name, method=method)
     facts = {
         "adapter": str(out),
@@ -243,17 +249,16 @@ def _calibration(fitting: dict[str, Any]) -> CalibrationConfig:
     try:
         return CalibrationConfig.model_validate(fitting | {"ridge": ridge})
     except ValidationError as error:
-        raise InputError(_first_line(error)) from error
+        raise InputError(first_line(error)) from error
 
 
-def _first_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        return f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
-    if isinstance(error, KeyError):
-        return f"unknown module {error.args[0]!r}"
-    return str(error)
+def first_line(error: ValueError) -> str:
+    """What an error about an option's value says, its name first where it is known."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    where = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
+    return f"{where}{first['msg'].removeprefix('Value error, ')}"
 
 
 def _is_bare_lora(source: str) -> bool:

@@ -10,12 +10,14 @@ from typing import Any
 import yaml
 
 from surgekit.cli.display import TerminalReporter, print_json, results_table, stdout
+from surgekit.cli.models import first_line
 from surgekit.errors import InputError
 from surgekit.files import write_text
 from surgekit.merging import read_merge_config
+from surgekit.models.source import ModelSource
 from surgekit.pipeline.preflight import preflight
 from surgekit.pipeline.run import run_recipe
-from surgekit.recipe import Recipe, load_recipe
+from surgekit.recipe import RESERVED_NAMES, Recipe, load_recipe
 
 _DOMAIN = """\
   {name}:
@@ -47,18 +49,25 @@ def init(mergekit_yaml: Path, out: Path | None) -> None:
     base, experts = _listed_models(config)
     if not experts:
         raise InputError(f"{mergekit_yaml}: expected models to merge, found none")
-    if base is None:
-        base = "BASE"
     names: dict[str, str] = {}
     for expert in experts:
         name = _domain_name(expert)
         while name in names:
             name += "-2"
         names[name] = expert
+    here = mergekit_yaml.resolve().parent
     folder = Path.cwd() if out is None else out.resolve().parent
+
+    def placed(model: str) -> str:
+        """A model as the recipe must name it: paths move from the one folder to the other."""
+        path = ModelSource.parse(model).relative_to(here).model or model
+        return model if path == model else _relative(Path(path), folder)
+
     text = _RECIPE.format(
-        base=_scalar(base),
-        domains="".join(_DOMAIN.format(name=n, expert=_scalar(e)) for n, e in names.items()),
+        base="BASE" if base is None else _scalar(placed(base)),
+        domains="".join(
+            _DOMAIN.format(name=n, expert=_scalar(placed(e))) for n, e in names.items()
+        ),
         merge=_scalar(_relative(mergekit_yaml.resolve(), folder)),
     )
     if out is None:
@@ -99,7 +108,7 @@ def run(
         try:
             recipe = Recipe.model_validate(recipe.model_dump() | changes)
         except ValueError as error:
-            raise InputError(f"option: {str(error).splitlines()[-2].strip()}") from error
+            raise InputError(first_line(error).replace("--seeds", "--seed", 1)) from error
     if limit is not None:
         recipe = _limited(recipe, limit)
     out = out or Path("runs") / recipe_file.stem
@@ -144,12 +153,13 @@ def _listed_models(config: dict[str, Any]) -> tuple[str | None, list[str]]:
 
 
 def _domain_name(model: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-")
-    return name.lower() or "expert"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-_")
+    name = name.lower() or "expert"
+    return f"{name}-expert" if name in RESERVED_NAMES else name
 
 
 def _relative(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    return f"./{path.relative_to(folder)}" if path.is_relative_to(folder) else str(path)
 
 
 def _scalar(text: str) -> str:

@@ -128,15 +128,27 @@ def find_body(model: nn.Module, override: str | None = None) -> tuple[str, nn.Mo
     prefix = getattr(model, "base_model_prefix", "")
     named = getattr(model, prefix, None) if prefix else None
     if isinstance(named, nn.Module) and named is not model and head not in set(named.modules()):
-        return prefix, named
+        return _innermost(prefix, named, embedding)
     for name, child in model.named_children():
         inside = set(child.modules())
         if child is not embedding and embedding in inside and head not in inside:
-            return name, child
+            return _innermost(name, child, embedding)
     raise InputError(
         f"{type(model).__name__}: found no decoder body (a child that holds the input embedding "
         "but not the head); name it with body="
     )
+
+
+def _innermost(name: str, body: nn.Module, embedding: nn.Module | None) -> tuple[str, nn.Module]:
+    """Step through shells around a single child: OPT calls the decoder in one, never the shell."""
+    children = list(body.named_children())
+    while len(children) == 1 and children[0][1] is not embedding:
+        inner, child = children[0]
+        if embedding not in set(child.modules()):
+            break
+        name, body = f"{name}.{inner}", child
+        children = list(body.named_children())
+    return name, body
 
 
 def find_head(model: PreTrainedModel, override: str | None = None) -> tuple[str, Head]:

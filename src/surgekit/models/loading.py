@@ -235,6 +235,8 @@ def _as_input_error(what: str) -> Iterator[None]:
     except (
         OSError,
         ValueError,
+        TypeError,
+        AttributeError,
         LookupError,
         RuntimeError,
         ImportError,
@@ -244,7 +246,9 @@ def _as_input_error(what: str) -> Iterator[None]:
     ) as error:
         lines = [s for s in str(error).splitlines() if s.strip()] or [type(error).__name__]
         first = " ".join(s.strip() for s in lines[: 2 if lines[0].endswith(":") else 1])
-        raise InputError(f"cannot load {what}: {first[:300]}") from error
+        hint = "; pass trust_remote_code=True if you trust it"
+        hint = hint if "trust_remote_code" in str(error) else ""
+        raise InputError(f"cannot load {what}: {first[:300]}{hint}") from error
     except Exception as error:
         # safetensors raises a class of its own, private to its extension module.
         if type(error).__name__ != "SafetensorError":

@@ -137,7 +137,7 @@ def cross_effects(
     for text in texts:
         reference = "merged" if text == "plain" else text
         inputs = {
-            "adapters": [shelf.identities[d, chosen[d], seed] for d in domains],
+            "adapters": [[d, shelf.identities[d, chosen[d], seed]] for d in domains],
             "states": [store.identities[f"{text}/test/{m}"] for m in ("merged", reference)],
         }
 

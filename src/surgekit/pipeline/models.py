@@ -9,6 +9,7 @@ from typing import Any
 
 from surgekit.files import folder_written_whole
 from surgekit.merging import merge, read_merge_config
+from surgekit.merging.config import resolve_models
 from surgekit.models.fingerprint import digest_json
 from surgekit.models.loading import is_plain_folder, materialize
 from surgekit.models.source import ModelSource, gguf_path, resolve_folder, split_lora_folder
@@ -62,6 +63,16 @@ def prepare_models(run: RunDirectory, recipe: Recipe, *, trust_remote_code: bool
     return _merge(run, recipe, folders, identities, trust_remote_code)
 
 
+def merged_models(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, str]:
+    """Folder → name of every model that the recipe's merge asks for; of ``folders`` or its own.
+
+    Raises:
+        InputError: the configuration is none, or names a model that is neither.
+    """
+    root = Path(recipe.merge).parent if isinstance(recipe.merge, str) else Path.cwd()
+    return resolve_models(read_merge_config(recipe.merge), folders, root)
+
+
 def source_files(source: ModelSource) -> list[Path]:
     """The files a source's content lies in."""
     files: list[Path] = []
@@ -90,7 +101,10 @@ def _merge(
     folder = run.path("merged")
     config = read_merge_config(recipe.merge)
     seed = recipe.seeds[0]
-    inputs = {"config": config, "models": identities, "seed": seed}
+    inputs: dict[str, Any] = {"config": config, "models": identities, "seed": seed}
+    for other, name in merged_models(recipe, folders).items():
+        if other not in map(str, folders.values()):
+            inputs["models"] = inputs["models"] | {name: run.content_of(_weight_files(Path(other)))}
 
     def work() -> dict[str, Any]:
         if folder.exists():

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surgekit.errors import InputError
-from surgekit.merging import read_merge_config
 from surgekit.models.loading import is_plain_folder
 from surgekit.models.source import gguf_path, resolve_folder, split_lora_folder
-from surgekit.pipeline.models import source_files
+from surgekit.pipeline.models import merged_models, source_files
 from surgekit.pipeline.prompts import DomainPrompts, read_domain, read_plain
+from surgekit.pipeline.surgery import module_config
 from surgekit.recipe import Recipe
-from surgekit.states.prompts import Prompt
+from surgekit.states.prompts import Prompt, check_format
 
 _CHARACTERS_PER_TOKEN = 3.5
 
@@ -46,6 +46,7 @@ def preflight(recipe: Recipe) -> list[Finding]:
     findings: list[Finding] = []
     domains: dict[str, DomainPrompts] = {}
     for name, domain in recipe.domains.items():
+        _try(findings, lambda n=name, d=domain: _format(n, d.format))
         prompts = _try(findings, lambda n=name, d=domain: read_domain(n, d, recipe.seeds))
         if prompts is not None:
             domains[name] = prompts
@@ -54,7 +55,9 @@ def preflight(recipe: Recipe) -> list[Finding]:
     _try(findings, lambda: read_plain(recipe))
     findings += _models(recipe)
     if recipe.merged_folder is None:
-        _try(findings, lambda: read_merge_config(recipe.merge))
+        names = {name: Path(name) for name in ("base", *recipe.domains)}
+        _try(findings, lambda: merged_models(recipe, names))
+    _try(findings, lambda: _device(recipe.device))
     if not any(f.level == "error" for f in findings):
         findings += _cost(recipe, domains)
     order = ("error", "warning", "note")
@@ -67,6 +70,24 @@ def _try(findings: list[Finding], work: Callable[[], Any]) -> Any:
     except InputError as error:
         findings.append(Finding("error", str(error)))
         return None
+
+
+def _format(name: str, format: str) -> None:
+    try:
+        check_format(format)
+    except InputError as error:
+        raise InputError(f"domains.{name}: {error}") from error
+
+
+def _device(name: str) -> None:
+    import torch
+
+    try:
+        if name != "auto":
+            torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        said = str(error).splitlines()[0]
+        raise InputError(f"device {name!r}: expected cpu, cuda, cuda:N or auto ({said})") from error
 
 
 def _shared_prompts(name: str, prompts: DomainPrompts) -> list[Finding]:
@@ -143,6 +164,9 @@ def _models(recipe: Recipe) -> list[Finding]:
     if len(set(widths.values())) > 1:
         found = ", ".join(f"{where} {width}" for where, width in widths.items())
         findings.append(Finding("error", f"models of one hidden size are needed, found {found}"))
+    for method in recipe.methods():
+        for width in set(widths.values()):
+            _try(findings, lambda m=method, w=width: module_config(m, w))
     rows = {where: size[1] for where, size in sizes.items() if size[1] is not None}
     if len(set(rows.values())) > 1:
         found = ", ".join(f"{where} {count}" for where, count in rows.items())

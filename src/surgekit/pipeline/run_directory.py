@@ -55,11 +55,9 @@ class RunDirectory:
         """
         if root.exists() and not root.is_dir():
             raise InputError(f"{root}: expected a folder for the run, found a file")
-        known = {"stages", ".lock", "recipe.yaml", "results.json"}
-        if root.is_dir():
-            present = {p.name for p in root.iterdir()}
-            if present and not present & known:
-                raise InputError(f"{root} holds other things than a run; name another with --out")
+        # Not recipe.yaml: a folder of the user's has one too, and a run writes its own there.
+        if root.is_dir() and any(root.iterdir()) and not (root / "stages").is_dir():
+            raise InputError(f"{root} holds other things than a run; name another with --out")
         try:
             (root / "stages").mkdir(parents=True, exist_ok=True)
             lock = FileLock(root / ".lock")

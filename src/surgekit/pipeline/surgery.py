@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from surgekit.adapters.files import load_adapter, save_adapter
+from surgekit.errors import InputError
 from surgekit.models.anatomy import Head
 from surgekit.models.fingerprint import digest_json
 from surgekit.pipeline.capturing import StateStore
@@ -15,6 +18,7 @@ from surgekit.pipeline.prompts import DomainTokens
 from surgekit.pipeline.run_directory import RunDirectory
 from surgekit.recipe import Method, Recipe
 from surgekit.states.states import States
+from surgekit.surgery.config import SurgeryConfig
 from surgekit.surgery.fit import calibrate
 from surgekit.surgery.modules import SurgeryModule
 
@@ -91,9 +95,9 @@ def calibrate_all(
                 ) -> dict[str, Any]:
                     return _calibrate_one(recipe, shared, method, seed, draw, folder)
 
-                facts[key] = run.stage(
-                    f"surgery/{domain}/{method.id}/{seed}", inputs, [folder], work
-                )
+                # Named after its folder, which another order of seeds gives to another of them.
+                stage = folder.relative_to(run.path("adapters"))
+                facts[key] = run.stage(f"surgery/{stage.as_posix()}", inputs, [folder], work)
                 folders[key], identities[key] = folder, digest_json(inputs)
                 run.reporter.advance()
     run.reporter.finish()
@@ -105,6 +109,15 @@ def adapter_folder(run: RunDirectory, recipe: Recipe, domain: str, method: str, 
     if seed == recipe.seeds[0]:
         return run.path("adapters", domain, method)
     return run.path("adapters", domain, ".seeds", str(seed), method)
+
+
+def module_config(method: Method, hidden_size: int) -> SurgeryConfig:
+    """The configuration of a method's modules; raises InputError where the width forbids it."""
+    try:
+        return method.config(hidden_size)
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise InputError(f"method {method.id}: {said}") from error
 
 
 def _inputs(
@@ -132,7 +145,7 @@ def _calibrate_one(
     module = calibrate(
         merged,
         expert,
-        method.config(merged.hidden_size),
+        module_config(method, merged.hidden_size),
         calibration=calibration,
         head=shared.head() if calibration.loss in ("kl", "ce") else None,
         domain=f"{shared.domain}, {method.id}, seed {seed}",

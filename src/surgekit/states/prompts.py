@@ -108,7 +108,7 @@ def read_prompts(file: str | Path) -> list[Prompt]:
             said = first["msg"].removeprefix("Value error, ")
             raise InputError(f"{path}, line {number}: {where}{said}") from error
         except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
-            raise InputError(f"{path}, line {number}: JSON that cannot be read ({error})") from error
+            raise InputError(f"{path}, line {number}: not JSON to read ({error})") from error
     if not prompts:
         raise InputError(f"{path}: expected at least one prompt, found none")
     return prompts
