@@ -1,6 +1,6 @@
 """The figures of a run as Markdown tables, the ones that demo/README.md shows.
 
-    python demo/tables.py runs/full
+python demo/tables.py runs/full
 """
 
 from __future__ import annotations

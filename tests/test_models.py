@@ -256,7 +256,7 @@ def test_a_hub_id_is_taken_from_the_local_cache(
     refuse("some/other", "some/other", "local cache")
 
 
-# -- tokenizers, and a real one -- -------------------------------------------------------------------
+# -- tokenizers, and a real one --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "{}", "[]"])

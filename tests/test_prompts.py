@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -157,7 +157,7 @@ def test_the_prompt_is_what_generation_starts_from() -> None:
 
 
 def test_a_template_that_rewrites_the_opening_of_an_answer() -> None:
-    """Such templates open the answer with an empty thought when asked for one, and drop it later."""
+    """It opens the answer with an empty thought when asked for one, and drops it afterwards."""
     opening = "<|im_start|>assistant\n"
     assert opening in TEMPLATE
     thinking = tokenizer(TEMPLATE.replace(opening, f"{opening}<think></think>"))
@@ -185,9 +185,9 @@ def test_templates_that_fail_say_for_which_prompt() -> None:
         ("{% if 'bad' in messages[0].content %}{{ 1 // 0 }}{% endif %}x", "zero"),
         ("{% if 'bad' in messages[0].content %}{{ messages[0].a.b }}{% endif %}x", "'a'"),
     ):
-        with pytest.raises(InputError, match=f"^prompt q7: .*template.*{said}"):
+        with pytest.raises(InputError, match=rf"^prompt q7: .*template.*{said}"):
             tokenize_prompts(made, tokenizer(template))
-        with pytest.raises(InputError, match="^prompt 1: "):
+        with pytest.raises(InputError, match=r"^prompt 1: "):
             tokenize_prompts([made[0], made[2]], tokenizer(template))
     with pytest.raises(InputError, match="needs a chat template"):
         tokenize_prompts(made, tokenizer(None))
@@ -303,9 +303,10 @@ def test_long_sequences_are_cut_and_counted() -> None:
 # --- any text -----------------------------------------------------------------------------------
 
 SCRIPTS = [
-    "Ünïcödé", "русский", "العربية", "עברית", "हिन्दी", "中文字", "日本語かな", "한국어", "ไทย", "ქართული",
-    "🙂👩‍👩‍👧‍👦🏳️‍🌈", "e\u0301\u0323", "\u202eright\u202c", "\x00\x01\x1b[31m", "a\ud7ffb\ue000", "\U0010ffff",
-    "\ufeff\ufffe", "<|im_start|><|im_end|>", "{{ prompt }}{% raw %}",
+    "Ünïcödé", "русский", "العربية", "עברית", "हिन्दी", "中文字", "日本語かな", "한국어", "ไทย",
+    "ქართული", "🙂👩‍👩‍👧‍👦🏳️‍🌈", "e\u0301\u0323", "\u202eright\u202c", "\x00\x01\x1b[31m",
+    "a\ud7ffb\ue000", "\U0010ffff", "\ufeff\ufffe",
+    "<|im_start|><|im_end|>", "{{ prompt }}{% raw %}",
 ]  # fmt: skip
 
 
@@ -319,6 +320,8 @@ def test_every_script_comes_back(text: str, format: str) -> None:
 
 
 @settings(max_examples=150, deadline=None)
+@example("\ud800", None, "plain")
+@example("a", "\udfff", "chat")
 @given(
     prompt=st.text(st.characters(), min_size=1, max_size=40),
     response=st.none() | st.text(st.characters(), max_size=40),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -328,7 +328,10 @@ def test_half_precision_heads_and_states_lose_nothing_on_the_way(full: bool) -> 
             found = ready.logits(entering)
             assert found.dtype == torch.float32
             assert np.abs(numbers(found) - wanted).max() <= 1e-4
-    # A float32 state that is no bfloat16 value must not be rounded to one.
+    # Neither a state nor a weight that is no bfloat16 value may be rounded to one.
+    unrounded = replace(wide, weight=wide.weight.float(), bias=None).prepared()
+    exact = oracle.Head(numbers(unrounded.weight), None, wide.scale, wide.softcap)
+    assert np.abs(numbers(unrounded.logits(hidden)) - exact(numbers(hidden))).max() <= 1e-4
     fine = hidden.float() * 1.001
     assert np.abs(numbers(head.prepared().logits(fine)) - reference(numbers(fine))).max() <= 1e-4
     found = next_token_entropies(hidden, head)

@@ -36,8 +36,8 @@ from surgekit.merging.config import (
     references,
     resolve_models,
 )
-from surgekit.merging.weights import effective_weights, plan, unused_settings
 from surgekit.merging.mergekit_guard import mergekit_errors, tamed
+from surgekit.merging.weights import effective_weights, plan, unused_settings
 
 if TYPE_CHECKING:
     from mergekit.merge_methods import MergeMethod

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from surgekit.errors import InputError, NotFiniteError
+from surgekit.errors import InputError
 from surgekit.models.anatomy import Head, find_anatomy
 from surgekit.models.fingerprint import digest_json, fingerprint
 from surgekit.models.loading import load_model, parse_dtype
@@ -121,7 +121,10 @@ def _capture_model(
     common = {"model": models.identities[name], "dtype": recipe.dtype, "body": recipe.body}
 
     def write_head() -> str:
-        head = find_anatomy(model(), body=recipe.body, head=recipe.head)[1]
+        try:
+            head = find_anatomy(model(), body=recipe.body, head=recipe.head)[1]
+        except InputError as error:
+            raise type(error)(f"model {name}: {error}") from error
         save_head(head, _head_file(run, name))
         return fingerprint(model())
 
@@ -154,7 +157,7 @@ def _capture_model(
                     model_fingerprint=mark,
                     progress=run.reporter.advance,
                 )
-            except (NotFiniteError, InputError) as error:
+            except InputError as error:
                 raise type(error)(f"{job.name}: {error}") from error
             finally:
                 run.reporter.finish()

@@ -125,11 +125,6 @@ class RunDirectory:
         self.timing[name], self.peak_memory[name] = seconds, peak
         return result
 
-    def is_done(self, name: str, inputs: dict[str, Any], outputs: Sequence[Path]) -> bool:
-        """True where ``stage`` would not work again."""
-        key = digest_json({"surgekit": __version__, "inputs": inputs})
-        return self._finished(self.path("stages", f"{name}.json"), key, outputs) is not None
-
     def _finished(self, marker: Path, key: str, outputs: Sequence[Path]) -> Any:
         if not marker.is_file():
             return None

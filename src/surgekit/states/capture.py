@@ -101,7 +101,7 @@ def capture(
         if kept
         else torch.empty(0, hidden_size, dtype=dtype),
         tokens,
-        torch.cat(kept_entropies) if entropies else None,
+        torch.cat(kept_entropies or [torch.empty(0)]) if entropies else None,
         model_fingerprint or fingerprint(model),
         batch_size,
     )

@@ -1,0 +1,405 @@
+"""The run directory: what is not run again, what is, and what interruptions and others do to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surgekit.cli import run as command
+from surgekit.errors import InputError
+from surgekit.pipeline.run import run_recipe
+from surgekit.pipeline.run_directory import RunDirectory
+from surgekit.states.states import load_states
+
+from .runs import (
+    DOMAINS,
+    SPLITS,
+    Watch,
+    adapters,
+    document,
+    figures,
+    leftovers,
+    make_world,
+    recipe,
+    stamps,
+    watched,
+)
+from .sources import lora
+from .tiny import checkpoint, jsonl, llama, prompts, shifted
+
+SURGERY = {f"surgery/{d}/{m}" for d in DOMAINS for m in ("darts-ewl1@both", "linear@both")}
+SPREAD = {f"surgery/{d}/.seeds/1/{m}" for d in DOMAINS for m in ("darts-ewl1@both", "linear@both")}
+JUDGED = {f"{stage}/{d}" for d in DOMAINS for stage in ("validation", "test")}
+CROSS = {f"cross/{d}" for d in DOMAINS}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_world(tmp_path_factory.mktemp("world"))
+    lora(root / "lora", llama(0))
+    return root
+
+
+@pytest.fixture(scope="module")
+def finished(world: Path) -> tuple[dict[str, Any], Path, list[str]]:
+    """(results, run directory, stages) of the small recipe."""
+    results, watch = watched(recipe(world), world / "run")
+    assert watch.reused == []
+    return results, world / "run", watch.done
+
+
+@pytest.fixture
+def out(finished: tuple[dict[str, Any], Path, list[str]], tmp_path: Path) -> Path:
+    """A copy of the finished run, to be worked on."""
+    shutil.copytree(finished[1], tmp_path / "run")
+    return tmp_path / "run"
+
+
+# --- what is run again --------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_run_again(
+    world: Path, finished: tuple[dict[str, Any], Path, list[str]], out: Path
+) -> None:
+    before = stamps(out)
+    assert sum(name.startswith("adapters") for name in before) == 3 * 8
+    results, watch = watched(recipe(world), out)
+    assert watch.done == []
+    assert watch.reused == finished[2]
+    assert stamps(out) == before
+    assert results == finished[0]  # times and memory too: those of when it was run
+
+
+def again(world: Path, out: Path, **changes: Any) -> set[str]:
+    """The stages that are run again with another recipe."""
+    return set(watched(recipe(world, **changes), out)[1].done)
+
+
+def test_another_further_seed(world: Path, out: Path) -> None:
+    done = again(world, out, seeds=[0, 2])
+    assert done == {s.replace("/1/", "/2/") for s in SPREAD} | JUDGED
+
+
+def test_one_more_seed(world: Path, out: Path) -> None:
+    done = again(world, out, seeds=[0, 1, 7])
+    assert done == {s.replace("/1/", "/7/") for s in SPREAD} | JUDGED
+
+
+def test_another_first_seed(world: Path, out: Path) -> None:
+    """The merge takes it too, so all that comes after is done again, and only that."""
+    done = again(world, out, seeds=[5, 1])
+    assert "merge" in done
+    kept = {f"capture/heads/{m}" for m in ("base", *DOMAINS)}
+    kept |= {f"capture/{d}/{s}/{d}" for d in DOMAINS for s in (*SPLITS, "noise")}
+    kept |= {f"capture/{d}/test/base" for d in DOMAINS}
+    assert not done & kept
+
+
+def test_one_more_method(world: Path, out: Path) -> None:
+    before = stamps(out)
+    surgery = [*document()["surgery"], {"module": "table", "iterations": 1}]
+    done = again(world, out, surgery=surgery)
+    new = {f"surgery/{d}/table-l1@both" for d in DOMAINS}
+    new |= {f"surgery/{d}/.seeds/1/table-l1@both" for d in DOMAINS}
+    assert done == new | JUDGED
+    after = stamps(out)
+    for name in before:
+        if name.startswith(("adapters", "states", "merged")):
+            assert after[name] == before[name]
+
+
+def test_another_setting_of_a_method(world: Path, out: Path) -> None:
+    surgery = [document()["surgery"][0] | {"iterations": 5}, document()["surgery"][1]]
+    done = again(world, out, surgery=surgery)
+    changed = {s for s in SURGERY | SPREAD if "darts" in s}
+    assert done - CROSS == changed | JUDGED  # cross effects follow only if it was the best one
+
+
+def test_fewer_test_prompts(world: Path, out: Path) -> None:
+    domains = document()["domains"]
+    domains["math"]["test"] = {"file": "data/math/test.jsonl", "items": 5}
+    done = again(world, out, domains=domains)
+    assert done == {
+        *(f"capture/math/test/{m}" for m in ("merged", "base", "math")),
+        "capture/math/noise/math",
+        "bias/math",
+        "test/math",
+        "cross/math",
+    }
+
+
+def test_another_width_of_bins(world: Path, out: Path) -> None:
+    done = again(world, out, position_bin=8)
+    assert done == {f"{stage}/{d}" for d in DOMAINS for stage in ("bias", "test")}
+
+
+def test_other_words_in_a_prompt_file(world: Path, out: Path, tmp_path: Path) -> None:
+    domains = document()["domains"]
+    other = jsonl(tmp_path / "v.jsonl", prompts(10, "code others"))
+    domains["code"]["validation"] = str(other)
+    done = again(world, out, domains=domains)
+    assert done == {*(f"capture/code/validation/{m}" for m in ("merged", "code")),
+                    "validation/code"}  # fmt: skip
+    original = world / "data" / "code" / "validation.jsonl"
+    other.write_text(original.read_text())
+    assert again(world, out, domains=domains) == done  # the marker was the other one's
+    other.write_text(original.read_text().replace("\n", "\n\n"))
+    assert again(world, out, domains=domains) == set()  # the same prompts
+
+
+def test_other_weights_of_an_expert(world: Path, out: Path, tmp_path: Path) -> None:
+    shutil.copytree(world / "code", tmp_path / "code")
+    domains = document()["domains"]
+    domains["code"]["expert"] = str(tmp_path / "code")
+    assert again(world, out, domains=domains) == set()  # elsewhere, but the same
+    shutil.rmtree(tmp_path / "code")
+    checkpoint(tmp_path / "code", shifted(llama(0), 77, 0.3))
+    done = again(world, out, domains=domains)
+    assert {"merge", "capture/code/test/code", "surgery/math/linear@both"} <= done
+    assert not {n for n in done if n.endswith(("/math/test/math", "/base"))}
+
+
+def test_other_weights_of_a_model_that_is_no_expert(world: Path, tmp_path: Path) -> None:
+    """A merge may take models that the recipe names nowhere else."""
+    third = checkpoint(tmp_path / "third", shifted(llama(0), 5, 0.3))
+    models = [{"model": m, "parameters": {"weight": 0.5}} for m in ("math", str(third))]
+    merge = {"merge_method": "linear", "models": models, "dtype": "float32"}
+    changes = {"merge": merge, "surgery": [{"module": "mean-shift"}], "seeds": [0]}
+    assert "merge" in again(world, tmp_path / "run", **changes)
+    assert again(world, tmp_path / "run", **changes) == set()
+    shutil.rmtree(third)
+    checkpoint(third, shifted(llama(0), 6, 0.3))
+    assert "merge" in again(world, tmp_path / "run", **changes)
+
+
+def test_what_was_deleted_is_made_again(
+    world: Path, finished: tuple[dict[str, Any], Path, list[str]], out: Path
+) -> None:
+    (out / "states/math/test/merged.safetensors").unlink()
+    (out / "stages/validation/code.json").write_text("{")
+    shutil.rmtree(out / "adapters/code/linear@both")
+    before = adapters(finished[1])
+    results, watch = watched(recipe(world), out)
+    assert watch.done == [
+        "capture/math/test/merged",
+        "surgery/code/linear@both",
+        "validation/code",
+    ]
+    assert adapters(out) == before
+    assert figures(results) == figures(finished[0])
+
+
+def test_seeds_in_another_order_take_their_own_adapters(
+    world: Path, finished: tuple[dict[str, Any], Path, list[str]], out: Path
+) -> None:
+    """The first seed's adapter lies in a place of its own, which so passes from seed to seed."""
+    folder = {"folder": str(finished[1] / "merged")}  # a merge would change with the first seed
+    fresh = {}
+    for seeds in ([0, 1], [1, 0], [1]):
+        fresh[tuple(seeds)] = out.parent / f"fresh-{'-'.join(map(str, seeds))}"
+        run_recipe(recipe(world, merge=folder, seeds=seeds), fresh[tuple(seeds)])
+    first, other = adapters(fresh[0, 1]), adapters(fresh[1, 0])
+    assert first["math/darts-ewl1@both"] == other["math/.seeds/0/darts-ewl1@both"]
+    assert first["math/darts-ewl1@both"] != other["math/darts-ewl1@both"]
+    for seeds in ([0, 1], [1, 0], [0, 1], [1], [0, 1]):
+        results = run_recipe(recipe(world, merge=folder, seeds=seeds), out)
+        wanted = fresh[tuple(seeds)]
+        expected = adapters(wanted)
+        assert {k: v for k, v in adapters(out).items() if k in expected} == expected
+        assert figures(results) == figures(json.loads((wanted / "results.json").read_text()))
+
+
+def test_a_domain_of_another_name(
+    world: Path, finished: tuple[dict[str, Any], Path, list[str]], out: Path
+) -> None:
+    domains = {"sums": document()["domains"]["math"], "code": document()["domains"]["code"]}
+    merge = {"folder": str(finished[1] / "merged")}
+    run_recipe(recipe(world, merge=merge), out)
+    results = run_recipe(recipe(world, merge=merge, domains=domains), out)
+    assert set(results["cross_domain"]) == {"sums", "code"}
+    for row in results["cross_domain"].values():
+        assert set(row) == {"method", "sums", "code"}
+    old, new = finished[0]["domains"]["math"], results["domains"]["sums"]
+    assert new["metrics"] == old["metrics"]
+
+
+# --- interruptions ------------------------------------------------------------------------------
+
+
+def sound(out: Path) -> None:
+    """Nothing half-written lies about: what is there can be read."""
+    assert leftovers(out) == []
+    for path in out.rglob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"))
+    for path in (out / "states").rglob("*.safetensors"):
+        if path.parent.name != "heads":
+            load_states(path)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_end(world: Path, tmp_path: Path) -> None:
+    domains = document()["domains"]
+    domains["code"]["expert"] = {"lora": "./lora"}
+    made = recipe(world, domains=domains)
+    wanted, watch = watched(made, tmp_path / "whole")
+    rng = random.Random(3)
+    points = sorted(rng.sample(range(1, watch.told), 6))
+    out = tmp_path / "run"
+    total = 0
+    for point in points:
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(made, out, reporter=Watch(point))
+        sound(out)
+        assert not (out / "results.json").exists()
+        kept = sum(1 for p in (out / "stages").rglob("*.json") if p.name != "hashes.json")
+        assert kept >= total
+        total = kept
+    results, rest = watched(made, out)
+    assert 0 < len(rest.done) < len(watch.done)
+    assert adapters(out) == adapters(tmp_path / "whole")
+    assert figures(results) == figures(wanted)
+
+
+def test_interrupted_while_writing(
+    world: Path,
+    finished: tuple[dict[str, Any], Path, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = os.fsync
+    left = [0]
+
+    def fsync(handle: int) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    out = tmp_path / "run"
+    stopped = 0
+    for count in (1, 2, 3, 9, 17, 20, 41, 8):
+        left[0] = count
+        try:
+            run_recipe(recipe(world), out)
+        except KeyboardInterrupt:
+            stopped += 1
+        sound(out)
+    assert stopped >= 7
+    results = run_recipe(recipe(world), out)
+    assert adapters(out) == adapters(finished[1])
+    assert figures(results) == figures(finished[0])
+
+
+# --- whose directory it is ----------------------------------------------------------------------
+
+
+def test_a_second_run_on_one_directory_is_refused(world: Path, tmp_path: Path) -> None:
+    with (
+        RunDirectory.open(tmp_path / "run", Watch()),
+        pytest.raises(InputError, match="another run is at work"),
+    ):
+        run_recipe(recipe(world), tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: (folder / "notes.txt").write_text("mine"),
+        lambda folder: (folder / "recipe.yaml").write_text("mine"),
+        lambda folder: (folder / "results.json").write_text("{}"),
+        lambda folder: (folder / ".git").mkdir(),
+        lambda folder: (folder / "stages").write_text("a file"),
+    ],
+)
+def test_a_folder_of_other_things_is_refused(
+    world: Path, tmp_path: Path, make: Callable[[Path], Any]
+) -> None:
+    make(tmp_path)
+    before = {p.name: p.read_bytes() if p.is_file() else None for p in tmp_path.iterdir()}
+    with pytest.raises(InputError, match="holds other things than a run"):
+        run_recipe(recipe(world), tmp_path)
+    assert {p.name: p.read_bytes() if p.is_file() else None for p in tmp_path.iterdir()} == before
+
+
+def test_places_that_are_no_folder(world: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="found a file"):
+        run_recipe(recipe(world), tmp_path / "file")
+    with pytest.raises(InputError, match="cannot write"):
+        run_recipe(recipe(world), tmp_path / "file" / "run")
+
+
+# --- a place that cannot be written -------------------------------------------------------------
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a small file system of its own in a folder; needs to be root."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(options: str) -> Path:
+        call = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        try:
+            subprocess.run(call, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"a tmpfs cannot be mounted here: {error}")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", str(folder)], check=False, capture_output=True)
+
+
+def refused(out: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that the command says when it cannot write."""
+    assert command(["run", str(recipe_file), "--out", str(out), "--quiet"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert leftovers(out) == []
+    return line
+
+
+@pytest.mark.parametrize("size", ["8k", "64k", "200k", "320k", "420k", "520k", "640k"])
+def test_a_full_disk_ends_the_run_in_one_line(
+    world: Path,
+    mounted: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    size: str,
+) -> None:
+    import yaml
+
+    file = tmp_path / "recipe.yaml"
+    domains = document()["domains"]
+    domains["code"]["expert"] = {"lora": "./lora"}
+    changes = recipe(world, domains=domains).model_dump(mode="json")
+    file.write_text(yaml.safe_dump(changes, sort_keys=False))
+    disk = mounted(f"size={size}")
+    line = refused(disk / "run", file, capsys)
+    assert "No space left on device" in line
+    assert str(disk) in line
+    sound(disk / "run")
+
+
+def test_a_place_that_is_read_only(
+    world: Path,
+    mounted: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    import yaml
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe(world).model_dump(mode="json"), sort_keys=False))
+    line = refused(mounted("ro") / "run", file, capsys)
+    assert "Read-only file system" in line
