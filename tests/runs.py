@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from surgekit.pipeline.progress import Reporter
 from surgekit.pipeline.run import run_recipe
 from surgekit.recipe import Recipe, parse_recipe
+from surgekit.states.states import load_states
 
 from .tiny import checkpoint, jsonl, llama, prompts, shifted
 
@@ -117,15 +119,23 @@ def stamps(out: Path) -> dict[str, int]:
     }
 
 
-def figures(results: dict[str, Any]) -> dict[str, Any]:
-    """The results less what may differ between two runs: times, memory, machine."""
-    return {
-        k: v
-        for k, v in results.items()
-        if k not in ("timing", "peak_memory_bytes", "environment", "recipe_sha256")
-    }
+def figures(results: dict[str, Any], out: Path) -> dict[str, Any]:
+    """The results less what may differ between two runs: times, memory, machine, their folder."""
+    changing = ("timing", "peak_memory_bytes", "environment", "recipe_sha256")
+    kept = {k: v for k, v in results.items() if k not in changing}
+    return json.loads(json.dumps(kept).replace(str(out), "RUN"))
 
 
 def leftovers(out: Path) -> list[str]:
     """What was written beside its place and not moved there."""
     return [str(p) for p in out.rglob(".*") if ".part-" in p.name or ".old-" in p.name]
+
+
+def sound(out: Path) -> None:
+    """Nothing half-written lies about: what is there can be read."""
+    assert leftovers(out) == []
+    for path in out.rglob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"))
+    for path in (out / "states").rglob("*.safetensors"):
+        if path.parent.name != "heads":
+            load_states(path)

@@ -21,6 +21,7 @@ from surgekit.states.prompts import TextPart, pack_tokens
 from surgekit.states.states import States, load_states, save_states
 from surgekit.surgery.config import CalibrationConfig
 from surgekit.surgery.fit import _Data, calibrate
+from surgekit.surgery.modules import SurgeryModule
 
 from . import oracle
 from .synthetic import (
@@ -79,6 +80,43 @@ def test_every_module_lowers_every_loss(name: str, loss: str) -> None:
     stored = oracle.correct(name, parameters(module), z, at)
     assert record["last_loss"] == pytest.approx(reference(stored)[0], rel=0.02)  # bf16 is stored
     assert all(p.dtype == torch.bfloat16 and not p.requires_grad for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", ["standard", "darts", "add", "parallel"])
+@pytest.mark.parametrize("loss", ["ewl1", "kl"])
+def test_the_steps_are_those_of_adam(name: str, loss: str) -> None:
+    """The same training written out in float64: Adam (0.9, 0.999), no decay, no schedule."""
+    count, rate = 12, 1e-2
+    merged, expert = fit_states()
+    z, y, at, offsets = arrays(merged, expert)
+    assert expert.entropies is not None
+    weights = oracle.entropy_weights(numbers(expert.entropies), offsets, "dataset")
+    reference = oracle.make_loss(loss, y, weights, heads(D, V, full=True)[1])
+    params = parameters(SurgeryModule(config(name, D, 3), seed=7))
+    first = {key: np.zeros_like(p) for key, p in params.items()}
+    second = {key: np.zeros_like(p) for key, p in params.items()}
+    wanted: list[float] = []
+    for step in range(1, count + 1):
+        wanted.append(reference(oracle.correct(name, params, z, at))[0])
+        for key, g in oracle.gradients(name, params, z, at, reference).items():
+            first[key] = 0.9 * first[key] + 0.1 * g
+            second[key] = 0.999 * second[key] + 0.001 * g**2
+            root = np.sqrt(second[key] / (1 - 0.999**step)) + 1e-8
+            params[key] = params[key] - rate * first[key] / (1 - 0.9**step) / root
+    seen: list[float] = []
+    module = calibrate(
+        merged,
+        expert,
+        config(name, D, 3),
+        calibration=CalibrationConfig.model_validate(
+            {"loss": loss, "iterations": count, "learning_rate": rate, "seed": 7}
+        ),
+        head=single_head(),
+        progress=lambda _, value: seen.append(value),
+    )
+    assert seen == pytest.approx(wanted, rel=1e-4)
+    for key, value in parameters(module).items():  # stored in bfloat16
+        assert np.abs(value - params[key]).max() <= 2**-8 * np.abs(params[key]).max(), key
 
 
 def test_the_default_is_the_method_of_the_paper() -> None:

@@ -64,6 +64,8 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             beside.rename(folder)
+    except SafetensorError as error:  # of a library that writes into the folder: a full disk
+        raise InputError(f"cannot write {folder}: {error}") from error
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
     finally:

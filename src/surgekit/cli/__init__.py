@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ from collections.abc import Sequence
 from surgekit.errors import InputError, SurgekitError
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+_INTERRUPTED = "interrupted; finished stages are kept"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,15 +29,20 @@ def run(arguments: list[str]) -> int:
     from surgekit.cli.app import app
 
     try:
-        return int(app(arguments, standalone_mode=False) or DONE)
+        status = int(app(arguments, standalone_mode=False) or DONE)
+        sys.stdout.flush()  # a reader that has gone is met here, not at the interpreter's end
+        if status != INTERRUPTED:
+            return status
+        return _end(_INTERRUPTED, INTERRUPTED, show=False)  # typer has swallowed what it was
     except KeyboardInterrupt:
-        return _end("interrupted; finished stages are kept", INTERRUPTED, show)
+        return _end(_INTERRUPTED, INTERRUPTED, show)
     except InputError as error:
         return _end(str(error), WRONG_INPUT, show)
     except SurgekitError as error:
         return _end(str(error), FAILED, show)
     except BrokenPipeError:
-        sys.stderr.close()
+        with contextlib.suppress(OSError, ValueError):  # a stdout that is no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - the last place that can say it in one line
         # Typer and click raise their own kinds for wrong usage, and they know how to say it.
@@ -42,7 +50,7 @@ def run(arguments: list[str]) -> int:
         if hasattr(error, "exit_code") and said is not None:
             return _end(said(), WRONG_INPUT, show)
         if type(error).__name__ == "Abort":
-            return _end("interrupted", INTERRUPTED, show)
+            return _end(_INTERRUPTED, INTERRUPTED, show)
         if isinstance(error, OSError):
             where = f"{error.filename}: " if error.filename else ""
             return _end(f"{where}{error.strerror or error}", WRONG_INPUT, show)
