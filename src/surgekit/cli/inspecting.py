@@ -88,14 +88,13 @@ def _show_run(path: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"kind": "run", "finished stages": stages, "results": results})
         return
+    try:
+        tables = [] if results is None else results_table(results)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path / 'results.json'}: not the results of a run") from error
     console = stdout()
     console.print(f"run directory, {len(stages)} finished stages", markup=False)
     if results is None:
         console.print("not finished yet: no results.json; run the recipe again to go on")
-        return
-    try:
-        tables = results_table(results)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path / 'results.json'}: not the results of a run") from error
     for table in tables:
         console.print(table)
