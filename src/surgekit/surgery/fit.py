@@ -140,7 +140,10 @@ class _Data:
                 f"{name}: entropy weights need the expert's entropies; "
                 "capture the expert with entropies=True"
             )
-        return entropy_weights(self.entropies, self.offsets, calibration.entropy_mean)
+        try:
+            return entropy_weights(self.entropies, self.offsets, calibration.entropy_mean)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
 
     def batches(self, size: int, seed: int) -> Iterator[Tensor]:
         """Endless batches of token indices; each prompt once an epoch, rests carried over."""
