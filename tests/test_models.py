@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("org/name", {"model": "org/name"}),
+        ("Org/name-1", {"model": "Org/name-1"}),
         ("a/folder", {"model": "a/folder"}),
         (Path("a/folder"), {"model": "a/folder"}),
         ("a/file.gguf", {"gguf": "a/file.gguf"}),

@@ -76,10 +76,22 @@ def test_results_have_the_keys_of_the_contract(run: tuple[dict[str, Any], Path])
                 assert method.interval is not None
                 assert method.interval[0] <= method.mean <= method.interval[1]
             assert all(list(row.methods) == IDS for row in metric.by_entropy)
-        for drift in (domain.bias.l1, domain.bias.relative, domain.bias.cosine):
+            for name in ("base", "expert", "merged"):
+                mean = weighted(metric.by_entropy, name)
+                assert mean == pytest.approx(getattr(metric, name), abs=1e-5)
+            for name, method in metric.methods.items():
+                rows = [(row.tokens, row.methods[name]) for row in metric.by_entropy]
+                mean = sum(n * x for n, x in rows) / sum(n for n, _ in rows)
+                assert mean == pytest.approx(method.mean, abs=1e-5)
+        for measure in ("l1", "relative", "cosine"):
+            drift = getattr(domain.bias, measure)
             assert list(drift.methods) == IDS
-            for runs in drift.methods.values():
+            parts = domain.bias.by_position
+            assert weighted(parts.merged, measure) == pytest.approx(drift.merged, abs=1e-6)
+            for method, runs in drift.methods.items():
                 check_runs(runs)
+                mean = weighted(parts.methods[method], measure)
+                assert mean == pytest.approx(runs.mean, abs=1e-6)
         assert domain.metrics.kl.expert == 0
         assert domain.metrics.agreement.expert == 1
         assert domain.bias.l1.noise < 1e-3 < domain.bias.l1.merged
@@ -92,6 +104,11 @@ def test_results_have_the_keys_of_the_contract(run: tuple[dict[str, Any], Path])
     for row in parsed.cross_domain.values():
         assert set(row) == {"method", *DOMAINS, "plain"}
     assert set(parsed.timing) == set(parsed.peak_memory_bytes)
+
+
+def weighted(rows: list[Any], name: str) -> float:
+    """The mean over tokens of what bins hold."""
+    return sum(r.tokens * getattr(r, name) for r in rows) / sum(r.tokens for r in rows)
 
 
 def check_runs(runs: Any) -> None:

@@ -266,6 +266,19 @@ def test_rows_with_different_adapters_equal_separate_runs(model: Any) -> None:
         close(found[k], logits_by_hand(model, module, range(7), input_ids=ids[k : k + 1])[0])
 
 
+def test_what_the_model_computed_is_not_written_over(model: Any) -> None:
+    ids = tokens(2, 9)
+    seen: list[Tensor] = []
+    model.model.norm.register_forward_hook(lambda m, a, out: seen.append(out))
+    with attach(model, adapters()) as handle:
+        model(input_ids=ids)
+        with handle.rows(["code", "__base__"]):
+            model(input_ids=ids)
+    model(input_ids=ids)
+    assert torch.equal(seen[0], seen[2])
+    assert torch.equal(seen[1], seen[2])
+
+
 def test_beam_search_with_an_adapter_a_row_equals_separate_runs(model: Any) -> None:
     ids = tokens(4, 4)
     how = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from surgekit.errors import InputError
+from surgekit.errors import InputError, SurgekitError
 from surgekit.pipeline.run import run_recipe
 from surgekit.pipeline.run_directory import RunDirectory
 
@@ -253,6 +253,35 @@ def test_an_interrupted_run_goes_on_to_the_same_end(world: Path, tmp_path: Path)
     assert 0 < len(rest.done) < len(watch.done)
     assert adapters(out) == adapters(tmp_path / "whole")
     assert figures(results, out) == figures(wanted, tmp_path / "whole")
+
+
+def test_an_output_is_never_taken_for_that_of_other_inputs(tmp_path: Path) -> None:
+    """A stage that is interrupted after its output, before its marker, leaves none at all."""
+    output = tmp_path / "run" / "output"
+    interrupted = [False]
+
+    def work(value: int) -> int:
+        output.write_text(str(value))
+        if interrupted[0]:
+            raise KeyboardInterrupt
+        return value
+
+    with RunDirectory.open(tmp_path / "run", Watch()) as run:
+
+        def stage(value: int) -> int:
+            return run.stage("s", {"value": value}, [output], lambda: work(value))
+
+        assert (stage(1), stage(1), run.reused) == (1, 1, ["s"])
+        interrupted[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            stage(2)
+        interrupted[0] = False
+        assert stage(1) == 1
+        assert output.read_text() == "1"
+        assert run.is_done("s", {"value": 1}, [output])
+        assert not run.is_done("s", {"value": 2}, [output])
+        with pytest.raises(SurgekitError, match="stage t left no"):
+            run.stage("t", {}, [tmp_path / "never"], lambda: None)
 
 
 def test_interrupted_while_writing(

@@ -301,6 +301,14 @@ LONG = torch.tensor([0, 2, 5, 9, 11])
         ({}, {"offsets": LONG[:-1].clone()}, "offsets do not fit"),
         ({}, {"offsets": torch.tensor([0, 5, 2, 9, 11])}, "offsets do not fit"),
         ({}, {"offsets": torch.tensor([0, 2, 2, 9, 11])}, "offsets do not fit"),
+        (
+            {},
+            {
+                "offsets": torch.tensor([0, 2, 2, 9, 11]),
+                "response_starts": torch.tensor([1, 0, 1, 1]),
+            },
+            "offsets do not fit",
+        ),
         ({}, {"offsets": torch.empty(0, dtype=torch.int64)}, "offsets do not fit"),
         ({}, {"response_starts": torch.ones(3, dtype=torch.int64)}, "offsets do not fit"),
         ({}, {"response_starts": torch.full((4,), 9)}, "offsets do not fit"),
