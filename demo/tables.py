@@ -34,7 +34,8 @@ def main() -> None:
 def methods_table(domain: str, entry: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:
     """Every method of a domain: mean ± standard deviation over seeds."""
     metrics, bias = entry["metrics"], entry["bias"]
-    yield f"**{domain}** ({entry['items']['test']} test prompts, recommended: {entry['recommended']})"
+    items = entry["items"]["test"]
+    yield f"**{domain}** ({items} test prompts, recommended: {entry['recommended']})"
     yield ""
     yield "| | loss | KL to expert | agreement | KL gap closed | 95 % interval | L1 drift |"
     yield "|---|---|---|---|---|---|---|"
@@ -54,9 +55,9 @@ def methods_table(domain: str, entry: dict[str, Any], results: dict[str, Any]) -
             f"| {name}{worse} | {figures} | {_spread(closed, 1, 100)} % | {low:.1f} … {high:.1f} % "
             f"| {bias['l1']['methods'][method]['mean']:.3f} |"
         )
-    noise = bias["l1"]["noise"]
+    noise = f"{bias['l1']['noise']:.3f}"
     yield ""
-    yield f"Noise floor of the L1 drift (the expert against itself at another batch size): {noise:.3f}."
+    yield f"Noise floor of the L1 drift (the expert against itself at another batch size): {noise}."
 
 
 def entropy_table(results: dict[str, Any]) -> Iterator[str]:

@@ -391,3 +391,15 @@ def test_an_adapter_fits_the_model_it_was_made_for_alone(model: Any, ids: Tensor
     assert (expected - model(input_ids=ids).logits).abs().max() > 0.5
     with attach(other, surgery()) as handle, pytest.raises(MismatchError):
         handle.add_adapter("mine", mine)
+
+
+def test_a_body_that_is_never_entered_is_noticed() -> None:
+    model = llama(0)
+    module = surgery("mean-shift", 0, hidden=HIDDEN)
+    ids = torch.tensor([[1, 2, 3]])
+    with (
+        attach(model, module, body="model.layers"),
+        pytest.raises(InputError, match=r"without entering its body 'model\.layers'"),
+    ):
+        model(input_ids=ids)
+    model(input_ids=ids)  # detached: as before

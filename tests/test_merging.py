@@ -18,8 +18,8 @@ import pytest
 import torch
 import yaml
 
-from surgekit.merging.config import resolve_models
 from surgekit.merging import merge, read_merge_config
+from surgekit.merging.config import resolve_models
 from surgekit.models.loading import load_model
 
 from .zoo import UNION, Array, digest, entries, make_zoo, tensors

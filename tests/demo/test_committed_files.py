@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import generate_data
 import pytest
 
+import generate_data
 from surgekit.pipeline.preflight import preflight
 from surgekit.recipe import load_recipe
 

@@ -94,6 +94,7 @@ class SurgeryHandle:
         self._rows: list[str] | None = None
         self._beams = 1
         self._positions: Tensor | None = None
+        self._corrected = False
         self._hooks: list[Any] = []
 
     # -- adapters -----------------------------------------------------------------------------
@@ -221,6 +222,8 @@ class SurgeryHandle:
             self._hooks = [
                 self._body.register_forward_pre_hook(self._note_positions, with_kwargs=True),
                 self._body.register_forward_hook(self._correct_output),
+                self.model.register_forward_pre_hook(self._begin_forward),
+                self.model.register_forward_hook(self._end_forward),
             ]
 
     def detach(self) -> None:
@@ -247,6 +250,18 @@ class SurgeryHandle:
 
     # -- hooks --------------------------------------------------------------------------------
 
+    def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        self._corrected = False
+
+    def _end_forward(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # A hook that never fires corrects nothing, and nothing else would show it.
+        if not self._corrected:
+            raise InputError(
+                f"{type(model).__name__} ran without entering its body {self.body_name!r}, so "
+                "nothing was corrected; name the decoder body with body=, and attach before "
+                "a compiled model is first run"
+            )
+
     def _note_positions(
         self, body: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -257,6 +272,7 @@ class SurgeryHandle:
         positions, self._positions = self._positions, None
         if positions is None:
             raise InputError("the model's body returned without having been entered")
+        self._corrected = True
         hidden = hidden_of(output)
         return _with_hidden(output, self._correct(hidden, positions.to(hidden.device)))
 
