@@ -286,17 +286,17 @@ def test_where_all_methods_harm_none_is_recommended(world: Path, tmp_path: Path)
 
 
 def test_without_a_validation_file_the_last_fifth_is_set_aside(world: Path, tmp_path: Path) -> None:
-    domains = {"math": document()["domains"]["math"]}
+    whole = prompts(12, "all of it")
+    file = str(jsonl(tmp_path / "whole.jsonl", whole))
+    domains = {"math": document()["domains"]["math"] | {"calibration": file}}
     del domains["math"]["validation"]
-    run_recipe(recipe(world, domains=domains, seeds=[0]), tmp_path / "run")
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    results = run_recipe(recipe(world, domains=domains, seeds=[0]), tmp_path / "run")
     items = results["domains"]["math"]["items"]
-    assert (items["calibration"], items["validation"]) == (8, 2)
-    whole = (world / "data" / "math" / "calibration.jsonl").read_text().splitlines()
+    assert (items["calibration"], items["validation"]) == (10, 2)
     ids = states_of(tmp_path / "run", "math/validation/math")["ids"]
     text = tokenizer().decode(ids.tolist())
-    inside = [f"user\n{json.loads(line)['prompt']}<|im_end|>" in text for line in whole]
-    assert inside == [False] * 8 + [True] * 2
+    inside = [f"user\n{p['prompt']}<|im_end|>" in text for p in whole]
+    assert inside == [False] * 10 + [True] * 2
 
 
 def test_too_few_prompts_are_named(world: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from surgekit.errors import InputError
+
+LEFTOVER = re.compile(r"\..+\.(part|old)-\d+")
+"""Names of what is written beside its place, and stays there when the process is killed."""
 
 
 @contextmanager

@@ -175,6 +175,12 @@ def merge(
     return result
 
 
+def check_method(config: Mapping[str, Any]) -> None:
+    """Raise InputError where mergekit has no such ``merge_method``; loads mergekit."""
+    with tamed(quiet=True):
+        _method(config["merge_method"])
+
+
 def _method(name: str) -> MergeMethod:
     from mergekit import merge_methods
 

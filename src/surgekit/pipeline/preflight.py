@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from surgekit.errors import InputError
+from surgekit.merging import check_method, read_merge_config
 from surgekit.models.loading import is_plain_folder
 from surgekit.models.source import gguf_path, resolve_folder, split_lora_folder
 from surgekit.pipeline.models import merged_models, source_files
@@ -52,11 +54,20 @@ def preflight(recipe: Recipe) -> list[Finding]:
             domains[name] = prompts
             findings += _shared_prompts(name, prompts)
             findings += _missing_responses(name, prompts, recipe)
+            findings += _formats(name, prompts, domain.format)
+        if domain.tasks:
+            findings.append(
+                Finding(
+                    "warning",
+                    f"domains.{name}.tasks: this version runs no lm-eval tasks; they are left out",
+                )
+            )
     _try(findings, lambda: read_plain(recipe))
     findings += _models(recipe)
     if recipe.merged_folder is None:
         names = {name: Path(name) for name in ("base", *recipe.domains)}
         _try(findings, lambda: merged_models(recipe, names))
+        _try(findings, lambda: check_method(read_merge_config(recipe.merge)))
     _try(findings, lambda: _device(recipe.device))
     if not any(f.level == "error" for f in findings):
         findings += _cost(recipe, domains)
@@ -210,6 +221,9 @@ def _cost(recipe: Recipe, domains: dict[str, DomainPrompts]) -> list[Finding]:
         )
         / _CHARACTERS_PER_TOKEN
     )
+    # A forward pass takes two operations a weight and token; about a third of the processor's
+    # matrix speed is reached, and the judging of methods takes as long again.
+    minutes = 2 * 2 * (model_bytes / 2) * tokens / (_matrix_speed() / 3) / 60
     # Twice the weights while a model is loaded or merged, and the interpreter with torch.
     memory = 2 * model_bytes + (1 << 30)
     disk = model_bytes * written
@@ -217,7 +231,8 @@ def _cost(recipe: Recipe, domains: dict[str, DomainPrompts]) -> list[Finding]:
         Finding(
             "note",
             f"about {tokens:,} tokens to run through models, {disk / 2**30:.1f} GiB to write, "
-            f"{memory / 2**30:.1f} GiB of memory (rough estimates)",
+            f"{memory / 2**30:.1f} GiB of memory, {_span(minutes)} on this processor "
+            "(rough estimates)",
         )
     ]
     free = shutil.disk_usage(Path.cwd()).free
@@ -240,6 +255,38 @@ def _cost(recipe: Recipe, domains: dict[str, DomainPrompts]) -> list[Finding]:
             )
         )
     return findings
+
+
+def _matrix_speed() -> float:
+    """Operations a second of a bfloat16 matrix product here, measured in a moment."""
+    import torch
+
+    a, b = torch.ones(1024, 576, dtype=torch.bfloat16), torch.ones(576, 576, dtype=torch.bfloat16)
+    best = float("inf")
+    for _ in range(4):
+        started = time.perf_counter()
+        for _ in range(8):
+            torch.mm(a, b)
+        best = min(best, time.perf_counter() - started)
+    return 8 * 2 * 1024 * 576 * 576 / best
+
+
+def _span(minutes: float) -> str:
+    if minutes < 1:
+        return "under a minute"
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _formats(name: str, prompts: DomainPrompts, form: str) -> list[Finding]:
+    """A format that some prompts cannot be put into, found without a tokenizer."""
+    if form == "plain" and any(p.messages for items in prompts.splits.values() for p in items):
+        return [
+            Finding(
+                "error",
+                f"domains.{name}: format 'plain' takes 'prompt', found 'messages'; use format chat",
+            )
+        ]
+    return []
 
 
 def _text(prompt: Prompt) -> str:

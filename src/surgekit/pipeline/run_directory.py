@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from surgekit._version import __version__
 from surgekit.errors import InputError, SurgekitError
-from surgekit.files import read_json, write_json
+from surgekit.files import LEFTOVER, read_json, write_json
 from surgekit.models.fingerprint import digest_json
 from surgekit.pipeline.progress import Reporter
 
@@ -67,6 +68,7 @@ class RunDirectory:
         except OSError as error:
             raise InputError(f"cannot write {root}: {error.strerror or error}") from error
         try:
+            _remove_leftovers(root)
             yield cls(root, reporter)
         finally:
             lock.release()
@@ -156,6 +158,16 @@ class RunDirectory:
         if changed:
             write_json(cache_file, cache)
         return digest_json(digests)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove what a killed run was writing; the lock is held, so it is nobody's work."""
+    for path in list(root.rglob(".*")):
+        if LEFTOVER.fullmatch(path.name) and path.exists():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _sha256(path: Path) -> str:

@@ -118,8 +118,11 @@ class SurgerySpec(_Strict):
     @model_validator(mode="after")
     def _some_method(self) -> SurgerySpec:
         # Settings that contradict each other fail in here, with this entry's line.
-        if not list(self.methods()):
+        count = len(list(self.methods()))
+        if count == 0:
             raise ValueError("expected at least one value of each key, found an empty list")
+        if self.name is not None and count > 1:
+            raise ValueError(f"name goes with one method; this entry means {count}")
         return self
 
     def methods(self) -> Iterator[Method]:

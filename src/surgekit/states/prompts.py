@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +55,17 @@ class Prompt(BaseModel):
     prompt: str | None = None
     response: str | None = None
     messages: list[Message] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_misspelt_key(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            known = ("prompt", "response", "messages")
+            for key in value:
+                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.85)
+                if near and key not in known and near[0] not in value:
+                    raise ValueError(f"unknown key {key!r}; did you mean {near[0]!r}?")
+        return value
 
     @model_validator(mode="after")
     def _one_form(self) -> Prompt:
