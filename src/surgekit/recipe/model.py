@@ -122,7 +122,7 @@ class SurgerySpec(_Strict):
         if count == 0:
             raise ValueError("expected at least one value of each key, found an empty list")
         if self.name is not None and count > 1:
-            raise ValueError(f"name goes with one method; this entry means {count}")
+            raise ValueError(f"name {self.name!r} goes with one method; this entry means {count}")
         return self
 
     def methods(self) -> Iterator[Method]:
