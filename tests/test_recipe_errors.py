@@ -98,7 +98,11 @@ WRONG: dict[str, tuple[str, str]] = {
     "name empty": (added(f"surgery:\n  - module: linear\n    name: ''{HERE}"), "0.name: "),
     "name for none": (added(f"surgery:\n  - module: linear\n    name: __base__{HERE}"), "0.name: "),
     "same methods": (added(f"surgery:{HERE}\n  - module: linear\n  - module: linear"), "give one"),
-    "one name": (added(f"surgery:{HERE}\n  - {{module: [table, add], name: x}}"), "'x'"),
+    "one name": (added(f"surgery:\n  - {{module: [table, add], name: x}}{HERE}"), "one method"),
+    "same names": (
+        added(f"surgery:{HERE}\n  - {{module: add, name: x}}\n  - {{module: table, name: x}}"),
+        "two methods are called 'x'",
+    ),
     "seeds twice": (added(f"seeds: [1, 1]{HERE}"), "seeds: expected distinct seeds"),
     "seeds negative": (added(f"seeds: [-1]{HERE}"), "seeds: "),
     "seeds none": (added(f"seeds: []{HERE}"), "seeds: "),
