@@ -25,7 +25,7 @@ def test_data_is_what_the_generators_make(tmp_path: Path) -> None:
     assert made == shipped
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "full.yaml"])
+@pytest.mark.parametrize("name", ["recipe.yaml", "full.yaml", "rank.yaml"])
 def test_recipes_pass_the_preflight(name: str) -> None:
     findings = preflight(load_recipe(DEMO / name))
     assert [f for f in findings if f.level != "note"] == []
