@@ -1,6 +1,6 @@
 """Where the entropy weight of EWL1 lies, on the calibration prompts of a run.
 
-    python demo/entropy_weight.py runs/full
+python demo/entropy_weight.py runs/full
 """
 
 from __future__ import annotations
