@@ -48,13 +48,12 @@ def preflight(recipe: Recipe) -> list[Finding]:
     findings: list[Finding] = []
     domains: dict[str, DomainPrompts] = {}
     for name, domain in recipe.domains.items():
-        _try(findings, lambda n=name, d=domain: _format(n, d.format))
         prompts = _try(findings, lambda n=name, d=domain: read_domain(n, d, recipe.seeds))
+        _try(findings, lambda n=name, d=domain, p=prompts: _format(n, d.format, p))
         if prompts is not None:
             domains[name] = prompts
             findings += _shared_prompts(name, prompts)
             findings += _missing_responses(name, prompts, recipe)
-            findings += _formats(name, prompts, domain.format)
         if domain.tasks:
             findings.append(
                 Finding(
@@ -83,11 +82,17 @@ def _try(findings: list[Finding], work: Callable[[], Any]) -> Any:
         return None
 
 
-def _format(name: str, format: str) -> None:
+def _format(name: str, format: str, prompts: DomainPrompts | None) -> None:
+    """A format that does not parse, or that some prompts cannot be put into."""
     try:
         check_format(format)
     except InputError as error:
         raise InputError(f"domains.{name}: {error}") from error
+    items = [] if prompts is None else [p for split in prompts.splits.values() for p in split]
+    if format == "plain" and any(p.messages for p in items):
+        raise InputError(
+            f"domains.{name}: format 'plain' takes 'prompt', found 'messages'; use format chat"
+        )
 
 
 def _device(name: str) -> None:
@@ -275,18 +280,6 @@ def _span(minutes: float) -> str:
     if minutes < 1:
         return "under a minute"
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-def _formats(name: str, prompts: DomainPrompts, form: str) -> list[Finding]:
-    """A format that some prompts cannot be put into, found without a tokenizer."""
-    if form == "plain" and any(p.messages for items in prompts.splits.values() for p in items):
-        return [
-            Finding(
-                "error",
-                f"domains.{name}: format 'plain' takes 'prompt', found 'messages'; use format chat",
-            )
-        ]
-    return []
 
 
 def _text(prompt: Prompt) -> str:
