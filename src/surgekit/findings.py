@@ -1,0 +1,45 @@
+"""Findings: what a check has to say about an input, before any work is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar
+
+from surgekit.errors import InputError
+
+Level = Literal["error", "warning", "unverified", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "unverified", "note")
+"""In the order in which they are told."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing worth telling.
+
+    Attributes:
+        level: an ``error`` stops a run, a ``warning`` does not; ``unverified`` names what could
+            not be checked and why; a ``note`` is information.
+        message: what was expected, what was found, the way out.
+    """
+
+    level: Level
+    message: str
+
+    def __str__(self) -> str:
+        return self.message if self.level == "note" else f"{self.level}: {self.message}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def attempt(findings: list[Finding], work: Callable[[], T]) -> T | None:
+    """The outcome of ``work``; an InputError becomes a finding, and the outcome is None."""
+    try:
+        return work()
+    except InputError as error:
+        findings.append(Finding("error", str(error)))
+        return None
