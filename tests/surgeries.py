@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from surgekit.surgery.config import SurgeryConfig
 from surgekit.surgery.modules import SurgeryModule
@@ -104,25 +103,3 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
     assert found.shape == expected.shape
     worst = float((found.double() - expected.double()).abs().max())
     assert worst < tolerance, f"off by {worst:.2e}"
-
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
-    "bloom": {"n_layer": 2, "n_head": 4},
-    "gemma2": {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8}
-    | {"final_logit_softcapping": 2.0},
-    "cohere": {"intermediate_size": 48, "num_key_value_heads": 2, "logit_scale": 0.25},
-    "granite": {"intermediate_size": 48, "num_key_value_heads": 2, "logits_scaling": 4.0},
-}
-"""Tiny models of other families: learned, shifted and absent positions, soft caps, logit scales."""
-
-
-def family(name: str) -> Any:
-    """A random model of another family; ids from 256 up are special."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    special = {"bos_token_id": 257, "eos_token_id": 258, "pad_token_id": 258}
-    common = sizes | special | {"vocab_size": 320, "initializer_range": 0.2}
-    config = AutoConfig.for_model(name, **(common | FAMILIES[name]))
-    torch.manual_seed(6)
-    return AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)

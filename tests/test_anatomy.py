@@ -18,8 +18,8 @@ from surgekit.models.anatomy import Head, find_anatomy, find_body, find_head
 from surgekit.models.fingerprint import digest_json, fingerprint
 from surgekit.models.loading import load_model
 
+from .families import FAMILIES, family
 from .oracle import head as head_by_hand
-from .surgeries import FAMILIES, family
 from .tiny import checkpoint, llama
 
 # -- anatomy ---------------------------------------------------------------------------------------

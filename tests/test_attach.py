@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from .surgeries import (
     TABLE,
     close,
     corrected_by_hand,
-    left_padded,
     logits_by_hand,
     surgery,
     tokens,
@@ -28,7 +26,6 @@ from .surgeries import (
 from .tiny import HIDDEN, llama, shifted
 
 LENGTH = TABLE + 3  # the last tokens lie past the table
-peft_warns = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
 
 @pytest.fixture
@@ -124,72 +121,6 @@ def test_gradients_flow_through_the_correction_to_the_inputs(model: Any, ids: Te
     close(mixed[0], embedded.grad[0])
     assert (mixed[1] - embedded.grad[1]).abs().max() > 0.1
     assert all(p.grad is None for p in module.parameters())
-
-
-# -- compiled, copied, wrapped ---------------------------------------------------------------------
-
-
-def test_a_compiled_model_is_corrected(model: Any, ids: Tensor) -> None:
-    module = surgery()
-    plain = model(input_ids=ids).logits
-    expected = logits_by_hand(model, module, range(LENGTH), input_ids=ids)
-    torch.compiler.reset()
-    with attach(model, module) as handle:
-        compiled = torch.compile(model, backend="eager")
-        close(compiled(input_ids=ids).logits, expected)
-        with handle.rows(["__base__", "default"]):
-            mixed = compiled(input_ids=ids).logits
-        with handle.disable_adapter():
-            assert torch.equal(compiled(input_ids=ids).logits, plain)
-    assert torch.equal(mixed[0], plain[0])
-    close(mixed[1], expected[1])
-    assert torch.equal(compiled(input_ids=ids).logits, plain)
-    torch.compiler.reset()
-
-
-def test_a_deep_copy_keeps_its_own_correction(model: Any, ids: Tensor) -> None:
-    plain = model(input_ids=ids).logits
-    with attach(model, surgery()) as handle:
-        corrected = model(input_ids=ids).logits
-        twin = copy.deepcopy(model)
-        handle.set_adapter("__base__")
-        assert torch.equal(twin(input_ids=ids).logits, corrected)
-        assert torch.equal(model(input_ids=ids).logits, plain)
-    assert torch.equal(twin(input_ids=ids).logits, corrected)
-
-
-@peft_warns
-@pytest.mark.parametrize("attach_first", [True, False])
-def test_a_peft_model_is_corrected_on_top_of_its_lora(
-    attach_first: bool, model: Any, ids: Tensor
-) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    def wrap(inner: Any) -> Any:
-        torch.manual_seed(5)
-        config = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
-        return get_peft_model(inner, config).eval().requires_grad_(False)
-
-    module = surgery()
-    bare = llama(1)
-    plain = bare(input_ids=ids).logits
-    with_lora = wrap(bare)
-    expected = logits_by_hand(with_lora.get_base_model(), module, range(LENGTH), input_ids=ids)
-    lora_only = with_lora(input_ids=ids).logits
-    assert float((lora_only - plain).detach().abs().max()) > 0.5
-    if attach_first:
-        handle = attach(model, module)
-        wrapped = wrap(model)
-    else:
-        wrapped = wrap(model)
-        handle = attach(wrapped, module)
-    close(wrapped(input_ids=ids).logits, expected)
-    call = left_padded([ids[0, :4], ids[1]])
-    made = wrapped.generate(**call, max_new_tokens=3, min_new_tokens=3, do_sample=False)
-    assert made.shape == (2, LENGTH + 3)
-    handle.detach()
-    assert torch.equal(wrapped(input_ids=ids).logits, lora_only)
-    assert torch.equal(wrapped.unload()(input_ids=ids).logits, plain)
 
 
 # -- no trace --------------------------------------------------------------------------------------

@@ -11,10 +11,15 @@ from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from surgekit.adapters.attach import attach
-from surgekit.adapters.positions import bound_arguments, token_positions
+from surgekit.adapters.positions import (
+    bound_arguments,
+    remember_positions,
+    token_positions,
+)
 from surgekit.errors import InputError
 
-from .surgeries import TABLE, close, family, left_padded, logits_by_hand, surgery, tokens
+from .families import family
+from .surgeries import TABLE, close, left_padded, logits_by_hand, surgery, tokens
 from .tiny import llama
 
 FORMS = ["darts", "add", "parallel", "linear-cut"]
@@ -75,6 +80,56 @@ def test_positions_of_a_call(call: dict[str, Any], expected: list[list[int]]) ->
     assert token_positions({"input_ids": IDS} | call).tolist() == expected
     embedded = {"input_ids": None, "inputs_embeds": torch.zeros(2, 4, 8)}
     assert token_positions(embedded | call).tolist() == expected
+
+
+class Running:
+    """A state that passes on no length; like Mamba's cache, it knows whether it has begun."""
+
+    begun = False
+
+    def has_previous_state(self) -> bool:
+        return self.begun
+
+    def get_seq_length(self) -> int:
+        raise ValueError("no layer that counts")
+
+
+@pytest.mark.parametrize("kind", ["cache", "list", "tuple output"])
+def test_a_state_without_a_length_bears_a_note(kind: str) -> None:
+    state: Any = [torch.zeros(1)] if kind == "list" else Running()
+    name = "state" if kind == "list" else "cache"
+
+    def step(**call: Any) -> list[list[int]]:
+        carried = {} if kind == "list" and not call.pop("carry", True) else {name: state}
+        call.pop("carry", None)
+        found = token_positions({"input_ids": IDS[:, :3]} | carried | call)
+        remember_positions((0, state) if kind == "tuple output" else {name: state}, found)
+        if isinstance(state, Running):
+            state.begun = True
+        return found.tolist()
+
+    first = torch.tensor([[0, 0, 0], [1, 1, 1]])
+    assert step(attention_mask=first, carry=False) == [[-1, -1, -1], [0, 1, 2]]
+    assert step(attention_mask=first.flip(0)) == [[0, 1, 2], [-1, -1, -1]]
+    assert step() == [[3, 4, 5], [3, 4, 5]]
+    wide = torch.cat([first, first.flip(0), first, first], 1)
+    assert step(attention_mask=wide) == [[-1, -1, -1], [6, 7, 8]]
+    assert step(position_ids=torch.tensor([[2, 3, 4]])) == [[2, 3, 4]]
+    assert step() == [[5, 6, 7]]
+
+
+def test_a_state_of_other_rows_tells_nothing() -> None:
+    state = Running()
+    remember_positions({"cache": state}, torch.tensor([[0], [1], [2]]))
+    state.begun = True
+    call = {"input_ids": IDS, "cache": state}
+    with pytest.raises(InputError, match="position_ids"):
+        token_positions(call)
+    assert token_positions(call, required=False).numel() == 0
+    for unknown in ({"cache": SimpleNamespace()}, {"state": ()}):
+        with pytest.raises(InputError, match="position_ids"):
+            token_positions({"input_ids": IDS} | unknown)
+    assert token_positions({"input_ids": IDS, "cache": Running()}).tolist() == [[0, 1, 2, 3]]
 
 
 def test_a_call_without_tokens_has_no_positions() -> None:

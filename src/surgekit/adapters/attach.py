@@ -7,6 +7,7 @@ hook reads the positions where they enter the body, one corrects what the body r
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,8 @@ from surgekit.adapters.files import (
     load_adapter,
     save_adapter,
 )
-from surgekit.adapters.positions import bound_arguments, token_positions
+from surgekit.adapters.generation import GenerationHook
+from surgekit.adapters.positions import bound_arguments, remember_positions, token_positions
 from surgekit.errors import InputError, MismatchError
 from surgekit.models.anatomy import find_body, hidden_of
 from surgekit.models.fingerprint import fingerprint
@@ -30,6 +32,7 @@ from surgekit.surgery.modules import SurgeryModule
 
 BASE = "__base__"
 """The name that stands for no correction."""
+_TRACED = 0
 
 AdapterLike = SurgeryModule | str | Path
 
@@ -77,13 +80,17 @@ def attach(
 
 
 class SurgeryHandle:
-    """What ``attach`` returns: the adapters on one model, and the switch between them."""
+    """What ``attach`` returns: the adapters on one model, and the switch between them.
+
+    Threads may share the model. What is chosen (``set_adapter``, ``rows``, ``disable_adapter``)
+    holds for all of them, as a generation may run in a thread of its own; two threads cannot be
+    inside ``rows`` or ``disable_adapter`` at once.
+    """
 
     def __init__(
         self, model: nn.Module, *, body: str | None = None, ignore_fingerprint: bool = False
     ) -> None:
-        unwrap = getattr(model, "get_base_model", None)
-        self.model: Any = unwrap() if callable(unwrap) else model
+        self.model: Any = _unwrapped(model)
         self.body_name, self._body = find_body(self.model, body)
         self._ignore_fingerprint = ignore_fingerprint
         self._fingerprint: str | None = None
@@ -91,10 +98,12 @@ class SurgeryHandle:
         self._origin: dict[str, tuple[str, str]] = {}
         self._ready: dict[str, SurgeryModule] = {}
         self._active = BASE
+        self._disabled = False
         self._rows: list[str] | None = None
         self._beams = 1
-        self._positions: Tensor | None = None
-        self._corrected = False
+        self._chooser: int | None = None
+        self._positions: dict[int, Tensor] = {}
+        self._entered = False
         self._hooks: list[Any] = []
 
     # -- adapters -----------------------------------------------------------------------------
@@ -107,7 +116,7 @@ class SurgeryHandle:
     @property
     def active_adapter(self) -> str:
         """The adapter that corrects all rows now, or ``__base__``."""
-        return self._active
+        return BASE if self._disabled else self._active
 
     @property
     def attached(self) -> bool:
@@ -121,7 +130,7 @@ class SurgeryHandle:
         else:
             module, info = load_adapter(adapter)
             domain, method = info.domain, info.method
-        name = check_adapter_name(name or domain or "default")
+        name = check_adapter_name((domain or "default") if name is None else name)
         if name in self._stored:
             raise InputError(f"an adapter named {name!r} is attached already; delete it first")
         self._check_fits(name, module)
@@ -132,7 +141,10 @@ class SurgeryHandle:
         return name
 
     def set_adapter(self, name: str) -> None:
-        """Let ``name`` correct all rows (``__base__``: none)."""
+        """Let ``name`` correct all rows (``__base__``: none).
+
+        Inside ``rows`` or ``disable_adapter`` it takes effect on leaving.
+        """
         self._known(name)
         self._active = name
 
@@ -148,7 +160,7 @@ class SurgeryHandle:
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
         """No correction inside this context."""
-        with self._choosing(None, 1, BASE):
+        with self._choosing(None, 1, disabled=True):
             yield
 
     @contextmanager
@@ -158,22 +170,31 @@ class SurgeryHandle:
         Args:
             names: one per row, ``__base__`` for no correction.
             beams: rows a prompt has in beam search or with several return sequences.
+
+        Raises:
+            InputError: an unknown name, or another thread is inside such a context.
         """
+        if isinstance(names, str):
+            raise InputError(f"rows: expected a list of names, one a row, found {names!r}")
         for name in names:
             self._known(name)
-        with self._choosing(list(names), beams, self._active):
+        with self._choosing(list(names), beams, disabled=False):
             yield
 
     @contextmanager
-    def _choosing(self, rows: list[str] | None, beams: int, active: str) -> Iterator[None]:
-        before = (self._rows, self._beams, self._active)
-        self._rows, self._beams, self._active = rows, beams, active
+    def _choosing(self, rows: list[str] | None, beams: int, *, disabled: bool) -> Iterator[None]:
+        me = threading.get_ident()
+        if self._chooser not in (None, me):
+            raise InputError(
+                "another thread is inside rows() or disable_adapter() of this handle; let one "
+                "thread choose at a time (a lock), or batch the requests and name a row each"
+            )
+        before = (self._rows, self._beams, self._disabled, self._chooser)
+        self._rows, self._beams, self._disabled, self._chooser = rows, beams, disabled, me
         try:
             yield
         finally:
-            self._rows, self._beams, self._active = before
-            if self._active not in self._stored:  # deleted meanwhile
-                self._active = BASE
+            self._rows, self._beams, self._disabled, self._chooser = before
 
     # -- files --------------------------------------------------------------------------------
 
@@ -216,22 +237,47 @@ class SurgeryHandle:
 
     # -- life ---------------------------------------------------------------------------------
 
+    @classmethod
+    def of(cls, model: nn.Module) -> SurgeryHandle | None:
+        """The handle that corrects ``model`` now; a copy of a corrected model has its own."""
+        inner = _unwrapped(model)
+        for module in inner.modules():
+            for hook in module._forward_hooks.values():
+                owner = getattr(hook, "__self__", None)
+                if isinstance(owner, cls) and owner.model is inner:
+                    return owner
+        return None
+
     def attach(self) -> None:
-        """Put the hooks on (again, after ``detach``). Doing it twice is fine."""
+        """Put the hooks on (again, after ``detach``). Doing it twice is fine.
+
+        Raises:
+            InputError: another handle corrects this model; two would correct twice.
+        """
         if not self._hooks:
+            if SurgeryHandle.of(self.model) is not None:
+                raise InputError(
+                    "this model is corrected already, and a second handle would correct it twice; "
+                    "take SurgeryHandle.of(model) and its add_adapter, or detach it first"
+                )
             self._hooks = [
                 self._body.register_forward_pre_hook(self._note_positions, with_kwargs=True),
                 self._body.register_forward_hook(self._correct_output),
-                self.model.register_forward_pre_hook(self._begin_forward),
-                self.model.register_forward_hook(self._end_forward),
+                self.model.register_forward_hook(self._expect_entered),
             ]
+            if hasattr(self.model, "prepare_inputs_for_generation"):
+                self._hooks.append(GenerationHook(self.model, self._correcting))
+            self._entered = False
+            _forget_compiled()
 
     def detach(self) -> None:
         """Take the hooks off; the model is then as it was, bit for bit. Doing it twice is fine."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._positions = None
+        if self._hooks:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks.clear()
+            self._positions.clear()
+            _forget_compiled()
 
     def __enter__(self) -> SurgeryHandle:
         return self
@@ -250,35 +296,40 @@ class SurgeryHandle:
 
     # -- hooks --------------------------------------------------------------------------------
 
-    def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        self._corrected = False
-
-    def _end_forward(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        # A hook that never fires corrects nothing, and nothing else would show it.
-        if not self._corrected:
-            raise InputError(
-                f"{type(model).__name__} ran without entering its body {self.body_name!r}, so "
-                "nothing was corrected; name the decoder body with body=, and attach before "
-                "a compiled model is first run"
-            )
+    # What belongs to one call is kept by thread, for threads may share the model.
 
     def _note_positions(
         self, body: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         # Before the body runs: afterwards its cache has grown by this very step.
-        self._positions = token_positions(bound_arguments(body, args, kwargs))
+        call = bound_arguments(body, args, kwargs)
+        self._positions[_thread()] = token_positions(call, required=self._correcting())
 
     def _correct_output(self, body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        positions, self._positions = self._positions, None
+        positions = self._positions.pop(_thread(), None)
+        if positions is None:  # noted by a traced part of the call
+            positions = self._positions.pop(_TRACED, None)
         if positions is None:
             raise InputError("the model's body returned without having been entered")
-        self._corrected = True
+        self._entered = True
+        remember_positions(output, positions)
         hidden = hidden_of(output)
         return _with_hidden(output, self._correct(hidden, positions.to(hidden.device)))
 
+    def _expect_entered(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # A hook that never fires corrects nothing, and nothing else would show it.
+        if not self._entered:
+            raise InputError(
+                f"{type(model).__name__} ran without entering its body {self.body_name!r}, so "
+                "nothing was corrected; name the decoder body with body="
+            )
+
+    def _correcting(self) -> bool:
+        return self._rows is not None or self.active_adapter != BASE
+
     def _correct(self, hidden: Tensor, positions: Tensor) -> Tensor:
         if self._rows is None:
-            return self._apply(self._active, hidden, positions)
+            return self._apply(self.active_adapter, hidden, positions)
         names = [name for name in self._rows for _ in range(self._beams)]
         if len(names) != len(hidden):
             raise MismatchError(
@@ -310,7 +361,11 @@ class SurgeryHandle:
             raise InputError(f"no adapter named {name!r} is attached; there are {at_hand}")
 
     def _check_fits(self, name: str, module: SurgeryModule) -> None:
-        size = getattr(self.model.config.get_text_config(), "hidden_size", None)
+        # What enters the head is what is corrected; OPT-350m projects its states before it.
+        head = getattr(self.model, "get_output_embeddings", lambda: None)()
+        size = getattr(head, "in_features", None)
+        if size is None:
+            size = getattr(self.model.config.get_text_config(), "hidden_size", None)
         if size is not None and size != module.config.hidden_size:
             raise MismatchError(
                 f"adapter {name!r} corrects hidden states of width {module.config.hidden_size}, "
@@ -327,6 +382,35 @@ class SurgeryHandle:
                 f"{self._fingerprint[:16]}…; load the merged model it belongs to, or pass "
                 "ignore_fingerprint=True"
             )
+
+
+def _unwrapped(model: nn.Module) -> Any:
+    """The causal language model inside PEFT's and torch.compile's wrappers."""
+    inner: Any = model
+    while True:
+        if isinstance(getattr(inner, "_orig_mod", None), nn.Module):
+            inner = inner._orig_mod
+        elif callable(getattr(inner, "get_base_model", None)):
+            inner = inner.get_base_model()
+        else:
+            return inner
+
+
+def _thread() -> int:
+    """Whose call this is. torch.compile cannot trace the question, and runs what it traced as one.
+
+    Where it breaks a call into pieces, threads must not share a compiled model.
+    """
+    return _TRACED if torch.compiler.is_compiling() else threading.get_ident()
+
+
+def _forget_compiled() -> None:
+    """Have torch.compile trace models anew: its guards do not look at hooks.
+
+    A model that was compiled and run before hooks came or went would go on as it was, uncorrected
+    or corrected, with no sign of it. Other compiled models are traced once more too.
+    """
+    torch.compiler.reset()
 
 
 def _inference_copy(module: SurgeryModule) -> SurgeryModule:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from surgekit.models.offload import values_of
 
 FINGERPRINT_VERSION = 1
 _CHUNK_ELEMENTS = 1 << 24
@@ -18,15 +20,17 @@ def fingerprint(model: nn.Module) -> str:
 
     Rounding first makes a model and its float32 copy agree, so an adapter fits the merged model
     whether it is loaded in bfloat16 or float32. A float16 copy has lost the smallest values and is
-    another model here. Tied parameters count once; buffers do not count.
+    another model here. Tied parameters count once; buffers do not count. Weights that accelerate
+    keeps on disk are read one at a time.
 
     Returns:
         ``"sf1-"`` and 64 hex digits. The form is frozen: a change needs a new version number.
     """
     digest = hashlib.sha256()
-    for name, parameter in sorted(_named_parameters(model)):
-        digest.update(f"{name}:{tuple(parameter.shape)}\n".encode())
-        flat = parameter.detach().reshape(-1)
+    for name, module, attribute in sorted(_parameters(model), key=lambda entry: entry[0]):
+        values = cast(Tensor, values_of(module, attribute))
+        digest.update(f"{name}:{tuple(values.shape)}\n".encode())
+        flat = values.reshape(-1)
         for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
             part = flat[start : start + _CHUNK_ELEMENTS]
             if part.is_floating_point():
@@ -41,5 +45,14 @@ def digest_json(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(n.replace("_orig_mod.", ""), p) for n, p in model.named_parameters()]
+def _parameters(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
+    """Name, owner and attribute of every parameter, tied ones once."""
+    # Offloading parts tied parameters; transformers knows which they were.
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    found: list[tuple[str, nn.Module, str]] = []
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta and name in tied:
+            continue
+        owner, _, attribute = name.rpartition(".")
+        found.append((name.replace("_orig_mod.", ""), model.get_submodule(owner), attribute))
+    return found

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from surgekit.errors import InputError, NotFiniteError
-from surgekit.models.anatomy import find_anatomy, find_body, hidden_of, input_embedding
+from surgekit.models.anatomy import find_anatomy, find_body, hidden_of, token_input
 from surgekit.models.fingerprint import fingerprint
 from surgekit.states.entropy import next_token_entropies
 from surgekit.states.prompts import TokenizedPrompts
@@ -33,8 +34,9 @@ def capture(
 ) -> States:
     """Run the model's body over all sequences and keep the last hidden state of every token.
 
-    Sequences alike in length share a batch (padded on the right); the head is not run, and no
-    padding is kept.
+    Sequences alike in length share a batch (padded on the right, which a causal model does not
+    see); the head is not run, and no padding is kept. Where the rotary embedding changes with the
+    length of a batch (``longrope``, ``dynamic``), only sequences of equal length share one.
 
     Args:
         model: a causal language model; what is attached to it (an adapter, a LoRA) takes part.
@@ -55,25 +57,31 @@ def capture(
     """
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, found {batch_size}")
-    embedding = input_embedding(model)
-    outside = tokens.ids[(tokens.ids < 0) | (tokens.ids >= embedding.shape[0])]
+    vocabulary, device = token_input(model)
+    outside = tokens.ids[(tokens.ids < 0) | (tokens.ids >= vocabulary)]
     if len(outside):
         raise InputError(
             f"token id {int(outside[0])} is outside the model's vocabulary of "
-            f"{embedding.shape[0]}; is this the tokenizer of this model?"
+            f"{vocabulary}; is this the tokenizer of this model?"
         )
     parts = None
     if entropies:
         parts = find_anatomy(model, body=body, head=head)[1].prepared()
     module = find_body(model, body)[1]
-    order = sorted(range(len(tokens)), key=lambda i: tokens.lengths()[i])
+    equal = _changes_with_length(module)
     kept: list[Tensor | None] = [None] * len(tokens)
     kept_entropies: list[Tensor] = [torch.empty(0)] * len(tokens)
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
+    for batch in _batches(tokens.lengths(), batch_size, equal):
         ids, mask = _pad([tokens.sequence(i) for i in batch])
-        ids, mask = ids.to(embedding.device), mask.to(embedding.device)
-        hidden = hidden_of(module(input_ids=ids, attention_mask=mask, use_cache=False))
+        ids, mask = ids.to(device), mask.to(device)
+        try:
+            output = module(input_ids=ids, attention_mask=mask, use_cache=False)
+        except IndexError as error:  # ids are in range, so it is a table of positions
+            raise InputError(
+                f"the model cannot take prompt {batch[-1]} with its {ids.shape[1]} tokens "
+                f"({error}); is max_length beyond the positions it has?"
+            ) from error
+        hidden = hidden_of(output)
         packed = hidden[mask.bool().to(hidden.device)]
         stored = packed.to(dtype)
         lengths = [tokens.lengths()[i] for i in batch]
@@ -105,6 +113,26 @@ def capture(
         model_fingerprint or fingerprint(model),
         batch_size,
     )
+
+
+def _batches(lengths: list[int], size: int, equal: bool) -> Iterator[list[int]]:
+    """Indices of sequences, the shortest first, at most ``size`` a batch."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    groups = groupby(order, key=lambda i: lengths[i] if equal else 0)
+    for _, group in groups:
+        alike = list(group)
+        for start in range(0, len(alike), size):
+            yield alike[start : start + size]
+
+
+def _changes_with_length(body: nn.Module) -> bool:
+    """Whether the longest row of a batch decides how all its rows are rotated."""
+    for module in body.modules():
+        kind = getattr(module, "rope_type", None)  # one, or one for each type of layer
+        kinds = kind.values() if isinstance(kind, dict) else [kind]
+        if any(k in ("longrope", "dynamic") for k in kinds):
+            return True
+    return False
 
 
 def _pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
