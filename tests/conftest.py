@@ -7,7 +7,10 @@ import os
 import pytest
 import torch
 
+from .examples import register
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach a hub
+register()
 
 
 @pytest.fixture(autouse=True)

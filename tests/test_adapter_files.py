@@ -29,6 +29,7 @@ from .tiny import llama, shifted
 
 GOLDEN = Path(__file__).parent / "golden" / "adapter-v1"
 CONFIG, TENSORS = "surgery_config.json", "surgery.safetensors"
+SUMS = ("tensors_sha256", "settings_sha256")
 
 
 @pytest.fixture
@@ -71,6 +72,8 @@ def test_the_form_of_a_saved_adapter_is_frozen(tmp_path: Path) -> None:
         module, info = load_adapter(GOLDEN / form)
         save_adapter(module, tmp_path / form, domain=info.domain, method=info.method)
         old, new = (json.loads((d / form / CONFIG).read_text()) for d in (GOLDEN, tmp_path))
+        sums = [new.pop(name) for name in SUMS]
+        assert [len(bytes.fromhex(s)) for s in sums] == [32, 32]
         assert new == old | {"surgekit": surgekit.__version__}
         (old, about), (new, about_new) = (
             read_tensors(d / form / TENSORS, "tensors") for d in (GOLDEN, tmp_path)
@@ -188,8 +191,11 @@ def test_a_place_without_adapters_is_refused(kind: str | None, tmp_path: Path) -
 
 
 def altered(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes]:
+    """Other settings, and no checksum that would tell of the change."""
+
     def apply(old: bytes) -> bytes:
         document = json.loads(old)
+        del document["settings_sha256"]
         change(document)
         return json.dumps(document).encode()
 
@@ -216,7 +222,7 @@ def altered(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes
         (altered(lambda d: d["surgery"].update(rank=None)), ["down", "(16, 32)"]),
         (lambda old: b"[]", ["format 1"]),
         (lambda old: old[:-5], [CONFIG, "JSON"]),
-        (lambda old: b"\xff" + old, [CONFIG, "JSON"]),
+        (lambda old: b"\xff" + old, [CONFIG, "UTF-8"]),
         (lambda old: b"[" * 100_000, [CONFIG, "JSON"]),
         (lambda old: b"", [CONFIG, "JSON"]),
     ],
@@ -262,6 +268,8 @@ def test_a_wrong_tensor_is_refused(
 
 
 def test_infinity_is_found_in_eight_bit_tensors_too(folder: Path) -> None:
+    document = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({k: v for k, v in document.items() if k not in SUMS}))
     tensors = {n: t.to(torch.float8_e4m3fn) for n, t in load_file(folder / TENSORS).items()}
     save_file(tensors, folder / TENSORS)
     load_adapter(folder)

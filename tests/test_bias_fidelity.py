@@ -287,11 +287,14 @@ def test_fidelity_that_cannot_be_measured() -> None:
     with pytest.raises(InputError, match="math: no token to score"):
         measure_fidelity(single, head, [Candidate(single.hidden, head)], domain="math")
     spoiled = torch.full_like(expert.hidden, float("nan"))
-    with pytest.raises(NotFiniteError, match="math"):
-        measure_fidelity(expert, head, [Candidate(spoiled, head)], domain="math")
-    small = heads(D, 5, full=False)[0]
-    with pytest.raises(InputError, match=r"math: token id 1\d .* vocabulary of 5"):
-        measure_fidelity(expert, head, [Candidate(expert.hidden, small)], domain="math")
+    good = Candidate(expert.hidden, head)
+    with pytest.raises(NotFiniteError, match=r"math: .* of the second"):
+        measure_fidelity(
+            expert, head, [good, Candidate(spoiled, head, name="the second")], domain="math"
+        )
+    small = Candidate(expert.hidden, heads(D, 5, full=False)[0], name="the small one")
+    with pytest.raises(InputError, match=r"math: token id 1\d .* the small one, which has 5"):
+        measure_fidelity(expert, head, [small], domain="math")
 
 
 def made(entropies: list[float], **values: Tensor) -> Fidelity:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from surgekit.errors import InputError, MismatchError, NotFiniteError
+from surgekit.files import CHECKSUM
 from surgekit.models.anatomy import Head, find_anatomy
 from surgekit.models.fingerprint import fingerprint
 from surgekit.states.capture import capture
@@ -246,7 +247,7 @@ def test_a_truncated_file_is_refused(whole: bytes, tmp_path: Path) -> None:
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_damaged_file_is_refused_or_consistent(
+def test_a_damaged_file_is_refused_or_the_same(
     whole: bytes, tmp_path: Path, data: st.DataObject
 ) -> None:
     content = bytearray(whole)
@@ -256,22 +257,19 @@ def test_a_damaged_file_is_refused_or_consistent(
         end = data.draw(st.sampled_from([8, header, header, header, len(content)]))
         content[data.draw(st.integers(0, end - 1))] = data.draw(st.integers(0, 255))
     states = damaged(tmp_path, bytes(content))
-    if states is not None:  # the bytes of numbers carry no check; their form must hold all the same
-        assert len(states.hidden) == len(states.tokens.ids) == int(states.tokens.offsets[-1])
-        for text in ("prompt", "response", "both"):
-            assert states.mask(text).shape == states.tokens.ids.shape
-        assert len(states.select([0]).hidden) == states.tokens.lengths()[0]
+    if states is not None:  # what was hit is written in two ways: a blank, a letter's case
+        assert same(states, made(4))
 
 
 def rewritten(
     folder: Path, whole: bytes, metadata: dict[str, Any], **changes: Tensor | None
 ) -> Path:
-    """The good file with other tensors (None: without) and other metadata."""
+    """The good file with other tensors (None: without), other metadata and no checksum."""
     path = folder / "rewritten.safetensors"
     path.write_bytes(whole)
     tensors: dict[str, Any] = dict(load_file(path)) | changes
     header = json.loads(whole[8 : 8 + struct.unpack("<Q", whole[:8])[0]])["__metadata__"] | metadata
-    kept = {k: v for k, v in header.items() if v is not None}
+    kept = {k: v for k, v in header.items() if v is not None and k != CHECKSUM}
     save_file({k: v for k, v in tensors.items() if v is not None}, str(path), metadata=kept)
     return path
 

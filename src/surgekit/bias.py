@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surgekit.errors import InputError, NotFiniteError
+from surgekit.errors import InputError, MismatchError, NotFiniteError
 from surgekit.states.prompts import TextPart
 from surgekit.states.states import States, check_same_tokens
 from surgekit.surgery.modules import SurgeryModule
@@ -117,6 +117,11 @@ def measure_bias(
     positions = merged_states.tokens.positions()[mask]
     hidden = merged_states.hidden[mask]
     if module is not None:
+        if module.config.hidden_size != merged_states.hidden_size:
+            raise MismatchError(
+                f"{domain or 'bias'}: the adapter corrects hidden states of width "
+                f"{module.config.hidden_size}, these have {merged_states.hidden_size}"
+            )
         hidden = correct(module, hidden, positions)
     result = Bias(token_bias(hidden, expert_states.hidden[mask]), positions)
     if not bool(result.tokens.l1.isfinite().all()):

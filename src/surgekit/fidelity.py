@@ -35,11 +35,13 @@ class Candidate:
         hidden: (N, d) over all tokens of the text.
         head: turns them into logits.
         module: corrects the states first, a few tokens at a time.
+        name: what messages call it.
     """
 
     hidden: Tensor
     head: Head
     module: SurgeryModule | None = None
+    name: str = "a candidate"
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def measure_fidelity(
     Raises:
         InputError: nothing to score, states of another number of tokens, or a reference token
             that a candidate's head does not know.
-        NotFiniteError: NaN in a figure.
+        NotFiniteError: NaN or infinity in a figure; names the candidate.
     """
     mask = scored_tokens(reference.tokens)
     name = domain or "fidelity"
@@ -144,8 +146,8 @@ def measure_fidelity(
     for candidate in candidates:
         if highest >= candidate.head.vocabulary:
             raise InputError(
-                f"{name}: token id {highest} is outside a candidate's vocabulary of "
-                f"{candidate.head.vocabulary}; judge it on text of its own tokenizer"
+                f"{name}: token id {highest} is outside the vocabulary of {candidate.name}, "
+                f"which has {candidate.head.vocabulary} rows; judge it on text of its own tokenizer"
             )
     positions = reference.tokens.positions()
     counts = reference.tokens.offsets.diff()
@@ -170,9 +172,9 @@ def measure_fidelity(
             progress(len(rows))
     if reference.entropies is not None:
         entropies = reference.entropies[index]
-    for figure in figures:
+    for figure, candidate in zip(figures, candidates, strict=True):
         if not bool(figure.isfinite().all()):
-            raise NotFiniteError(f"{name}: NaN or infinite predictions")
+            raise NotFiniteError(f"{name}: NaN or infinite predictions of {candidate.name}")
     return [Fidelity(f[0], f[1].clamp_min(0), f[2], entropies, prompts) for f in figures]
 
 

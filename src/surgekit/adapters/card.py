@@ -54,11 +54,19 @@ def adapter_card(module: SurgeryModule, domain: str, method: str, figures: dict[
         "expert": record.get("expert_fingerprint"),
     }
     facts |= figures
-    rows = "\n".join(f"| {k} | {v} |" for k, v in facts.items() if v not in (None, ""))
+    rows = "\n".join(
+        f"| {_cell(k)} | {_cell(v)} |" for k, v in facts.items() if v not in (None, "")
+    )
+    called = " ".join(domain.split())
     return _CARD.format(
-        of_domain=f": {domain}" if domain else "",
-        domain=domain or "domain",
+        of_domain=f": {called}" if called else "",
+        domain=called or "domain",
         merged=record.get("merged_fingerprint") or "not recorded",
         rows=rows,
         version=__version__,
     )
+
+
+def _cell(value: Any) -> str:
+    """A value as it may stand in a table: one line, its bars escaped."""
+    return " ".join(str(value).split()).replace("|", "\\|")

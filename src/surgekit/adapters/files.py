@@ -1,21 +1,36 @@
 """An adapter on disk: ``surgery_config.json`` + ``surgery.safetensors`` + ``README.md``.
 
 The names differ from PEFT's, so that neither library mistakes the other's folder for its own.
+
+The configuration carries two checksums, of the tensors' file and of its own entries, so that a
+flipped bit, or one adapter's file among another's, is refused instead of applied.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from surgekit._version import __version__
 from surgekit.adapters.card import adapter_card
 from surgekit.errors import InputError
-from surgekit.files import folder_written_whole, read_json, read_tensors, write_tensors, write_text
+from surgekit.files import (
+    expect_writable,
+    file_checksum,
+    folder_written_whole,
+    read_json,
+    read_tensors,
+    write_tensors,
+    write_text,
+)
+from surgekit.parsing import first_problem
 from surgekit.surgery.config import SurgeryConfig
 from surgekit.surgery.modules import SurgeryModule, tensor_shapes
 
@@ -23,6 +38,15 @@ ADAPTER_FORMAT = 1
 CONFIG_FILE = "surgery_config.json"
 TENSOR_FILE = "surgery.safetensors"
 CARD_FILE = "README.md"
+_SETTINGS_SUM = "settings_sha256"
+# Of a record's entries, those that are read again: to check the model, to show, for the card.
+_RECORD_TYPES = {
+    "merged_fingerprint": str,
+    "expert_fingerprint": str,
+    "calibration": dict,
+    "tokens_per_position": list,
+}
+_SHA256 = r"^[0-9a-f]{64}$"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,127}")
 
 
@@ -36,6 +60,9 @@ class AdapterFile(BaseModel):
         surgery: form and sizes.
         record: how it was calibrated: texts, seed, losses, tokens per position, and the
             fingerprints of the merged model it belongs to and of its expert.
+        tensors_sha256: of ``surgery.safetensors``, as ``sha256sum`` gives it.
+        settings_sha256: of all other entries here, written as JSON without blanks, keys sorted.
+            Both may be missing, as in adapters of surgekit 0.1; then nothing is compared.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -46,11 +73,21 @@ class AdapterFile(BaseModel):
     method: str = ""
     surgery: SurgeryConfig
     record: dict[str, Any] = Field(default_factory=dict)
+    tensors_sha256: str | None = Field(default=None, pattern=_SHA256)
+    settings_sha256: str | None = Field(default=None, pattern=_SHA256)
+
+    @field_validator("record")
+    @classmethod
+    def _record_of_known_types(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key, kind in _RECORD_TYPES.items():
+            if value.get(key) is not None and not isinstance(value[key], kind):
+                raise ValueError(f"{key}: expected a {kind.__name__}, found {value[key]!r:.80}")
+        return value
 
 
 def check_adapter_name(name: str) -> str:
     """A name that is safe as a folder and free for an adapter; raises InputError otherwise."""
-    if not _NAME.fullmatch(name) or name.startswith("__"):
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("__"):
         raise InputError(
             f"adapter name {name!r}: expected letters, digits and any of . _ @ + = -, not "
             "beginning with a dot or two underscores"
@@ -69,6 +106,7 @@ def check_room(folder: Path) -> None:
         not folder.is_dir() or (any(folder.iterdir()) and not is_adapter(folder))
     ):
         raise InputError(f"{folder} is in use by something that is not an adapter; name another")
+    expect_writable(folder)
 
 
 def save_adapter(
@@ -79,7 +117,7 @@ def save_adapter(
     method: str = "",
     figures: dict[str, Any] | None = None,
 ) -> None:
-    """Write a surgery module as an adapter folder, whole or not at all.
+    """Write a surgery module as an adapter folder with its checksums, whole or not at all.
 
     Args:
         module: stored in the type its tensors have (bfloat16 after ``calibrate``).
@@ -87,31 +125,51 @@ def save_adapter(
         figures: lines for the card's table, {label: text}.
 
     Raises:
-        InputError: the folder exists and holds something other than an adapter.
+        InputError: the folder exists and holds something other than an adapter, or the module's
+            record holds what cannot be written or read again.
     """
     folder = Path(folder)
     check_room(folder)
-    info = AdapterFile(
-        format=ADAPTER_FORMAT,
-        surgekit=__version__,
-        domain=domain,
-        method=method,
-        surgery=module.config,
-        record=module.record,
-    )
     with folder_written_whole(folder) as beside:
-        write_text(beside / CONFIG_FILE, info.model_dump_json(indent=1) + "\n")
         tensors = {name: p.detach() for name, p in module.named_parameters()}
-        write_tensors(beside / TENSOR_FILE, tensors, {"format": str(ADAPTER_FORMAT)})
+        about = {"format": str(ADAPTER_FORMAT)}
+        write_tensors(beside / TENSOR_FILE, tensors, about, checksum=False)  # the file's own below
+        try:
+            info = AdapterFile(
+                format=ADAPTER_FORMAT,
+                surgekit=__version__,
+                domain=domain,
+                method=method,
+                surgery=module.config,
+                record=module.record,
+                tensors_sha256=file_checksum(beside / TENSOR_FILE),
+            )
+            # Of the text, not of the objects: in writing, a tuple becomes a list and NaN null.
+            written = json.loads(info.model_dump_json(exclude={_SETTINGS_SUM}))
+        except ValidationError as error:
+            raise InputError(f"cannot write {folder}: {first_problem(error)}") from error
+        except (RecursionError, ValueError) as error:
+            raise InputError(
+                f"cannot write {folder}: its names or record are not JSON ({error})"
+            ) from error
+        info.settings_sha256 = _settings_checksum(written)
+        write_text(beside / CONFIG_FILE, info.model_dump_json(indent=1) + "\n")
         write_text(beside / CARD_FILE, adapter_card(module, domain, method, figures or {}))
 
 
+def _settings_checksum(document: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in document.items() if key != _SETTINGS_SUM}
+    return hashlib.sha256(
+        json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
+
+
 def load_adapter(folder: str | Path) -> tuple[SurgeryModule, AdapterFile]:
-    """Read an adapter folder.
+    """Read an adapter folder; its checksums are verified where it has them.
 
     Raises:
-        InputError: no adapter, an unknown format, a damaged file, or a tensor that is missing,
-            surplus, misshapen or not finite; nothing is ever filled in.
+        InputError: no adapter, an unknown format, a damaged or changed file, or a tensor that is
+            missing, surplus, misshapen or not finite; nothing is ever filled in.
     """
     folder = Path(folder)
     if not is_adapter(folder):
@@ -126,9 +184,13 @@ def load_adapter(folder: str | Path) -> tuple[SurgeryModule, AdapterFile]:
     try:
         info = AdapterFile.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise InputError(f"{folder / CONFIG_FILE}: {where}: {first['msg']}") from error
+        problem = first_problem(error, document, AdapterFile)
+        raise InputError(f"{folder / CONFIG_FILE}: {problem}") from error
+    if info.settings_sha256 not in (None, _settings_checksum(document)):
+        raise InputError(
+            f"{folder / CONFIG_FILE}: damaged, or changed since it was written; copy the adapter "
+            f"again, or, if you changed it yourself, take {_SETTINGS_SUM} out of it"
+        )
     tensors, _ = read_tensors(folder / TENSOR_FILE, "an adapter's tensors")
     expected = tensor_shapes(info.surgery)
     for what, names in (
@@ -150,6 +212,11 @@ def load_adapter(folder: str | Path) -> tuple[SurgeryModule, AdapterFile]:
             )
         if not bool(tensor.double().isfinite().all()):  # float8 has no isfinite of its own
             raise InputError(f"{folder / TENSOR_FILE}: tensor {name!r} holds NaN or infinity")
+    if info.tensors_sha256 not in (None, file_checksum(folder / TENSOR_FILE)):
+        raise InputError(
+            f"{folder / TENSOR_FILE}: damaged, or not the file that belongs to the {CONFIG_FILE} "
+            "beside it (its checksum differs); copy the adapter again"
+        )
     module = SurgeryModule(info.surgery)
     for name in expected:
         setattr(module, name, torch.nn.Parameter(tensors[name], requires_grad=False))

@@ -98,7 +98,10 @@ def report_domain(
         base = store.load(domain, "test", "base")
         keys = _keys(recipe, domain)
         head = store.head(domain)
-        extra = [Candidate(base.hidden, store.head("base")), Candidate(expert.hidden, head)]
+        extra = [
+            Candidate(base.hidden, store.head("base"), name="the base"),
+            Candidate(expert.hidden, head, name="the expert"),
+        ]
         figures = _judge(run, store, shelf, expert, domain, merged, keys, "test", extra, head)
         by_method = _by_method(keys, figures[3:])
         return {
@@ -190,8 +193,11 @@ def _judge(
 ) -> list[Fidelity]:
     """Fidelity of [uncorrected, *extra, *the adapters at keys]."""
     head = store.head("merged")
-    candidates = [Candidate(merged.hidden, head), *extra]
-    candidates += [Candidate(merged.hidden, head, shelf.load(*key).float()) for key in keys]
+    candidates = [Candidate(merged.hidden, head, name="the merged model"), *extra]
+    for adapter, method, seed in keys:
+        module = shelf.load(adapter, method, seed).float()
+        name = f"adapter {adapter}/{method}, seed {seed}"
+        candidates.append(Candidate(merged.hidden, head, module, name))
     total = int(scored_tokens(reference.tokens).sum())
     run.reporter.start(f"fidelity on {reference_model}, {what}", total)
     try:

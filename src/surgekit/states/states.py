@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from surgekit.errors import InputError, MismatchError
-from surgekit.files import expect_tensor, read_tensors, write_tensors
+from surgekit.files import expect_metadata, expect_tensor, read_tensors, write_tensors
 from surgekit.states.prompts import TextPart, TokenizedPrompts
 
 STATES_FORMAT = "1"
+_METADATA = ("format", "model", "batch_size", "cut")
+_TENSORS = ("hidden", "ids", "positions", "offsets", "response_starts", "entropies")
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def check_same_tokens(a: States, b: States, what: str) -> None:
 
 
 def save_states(states: States, path: Path) -> None:
-    """Write states as one safetensors file, whole or not at all."""
+    """Write states as one safetensors file with a checksum, whole or not at all."""
     tensors = {
         "hidden": states.hidden,
         "ids": states.tokens.ids.to(torch.int32),
@@ -114,7 +116,8 @@ def load_states(path: Path) -> States:
     """Read states back.
 
     Raises:
-        InputError: not a states file, truncated, or its tensors contradict each other.
+        InputError: not a states file, truncated, changed since it was written, or its tensors
+            contradict each other.
     """
     tensors, metadata = read_tensors(path, "states")
     if metadata.get("format") != STATES_FORMAT:
@@ -122,6 +125,10 @@ def load_states(path: Path) -> States:
             f"{path}: expected states of format {STATES_FORMAT}, found "
             f"{metadata.get('format', 'none')}"
         )
+    expect_metadata(metadata, _METADATA, path)
+    surplus = sorted(tensors.keys() - set(_TENSORS))
+    if surplus:
+        raise InputError(f"{path}: unknown tensor {surplus[0]!r} in states; is it damaged?")
     offsets = expect_tensor(tensors, "offsets", torch.int64, 1, path)
     ids = expect_tensor(tensors, "ids", torch.int32, 1, path)
     starts = expect_tensor(tensors, "response_starts", torch.int64, 1, path)
@@ -143,10 +150,13 @@ def load_states(path: Path) -> States:
     hidden = tensors.get("hidden")
     if hidden is None or not hidden.is_floating_point():
         raise InputError(f"{path}: expected floating-point 'hidden' states")
+    entropies = tensors.get("entropies")
+    if entropies is not None and not entropies.is_floating_point():
+        raise InputError(f"{path}: expected floating-point 'entropies'")
     return States(
         hidden,
         tokens,
-        tensors.get("entropies"),
+        entropies,
         metadata.get("model", ""),
         batch_size,
     )

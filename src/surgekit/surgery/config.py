@@ -26,6 +26,12 @@ DEFAULT_LOSS: dict[str, LossName | None] = {
 }
 
 
+MAX_SEED = 2**32 - 1
+"""What every generator of random numbers takes, numpy's and mergekit's too."""
+MAX_POSITIONS = 1 << 20
+"""Rows that a position table may be asked for; more than any model has positions."""
+
+
 class SurgeryConfig(BaseModel):
     """The shape of a surgery module.
 
@@ -88,9 +94,9 @@ class CalibrationConfig(BaseModel):
     loss: LossName | Literal["default"] | None = "default"
     text: TextPart = "both"
     iterations: int = Field(default=500, ge=1)
-    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(default=1e-3, gt=0, le=1e38, allow_inf_nan=False)
     batch_size: int = Field(default=16, ge=1)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
     entropy_mean: EntropyMean = "dataset"
     ridge: RidgeRule | float = "loo"
     weights: Literal["uniform", "entropy"] = "uniform"

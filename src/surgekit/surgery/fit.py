@@ -80,10 +80,12 @@ def calibrate(
         record |= _solve_linear(module, data, calibration, name)
     else:
         _assign(module, "shift", fit_mean_shift(data.merged, data.expert))
+    # As it is stored: float32's greatest numbers are infinite in bfloat16.
+    module = module.to(device="cpu", dtype=torch.bfloat16).requires_grad_(False)
     if not all(bool(p.isfinite().all()) for p in module.parameters()):
         raise NotFiniteError(f"{name}: the fitted {config.module} has NaN or infinite weights")
     module.record = record
-    return module.to(device="cpu", dtype=torch.bfloat16).requires_grad_(False)
+    return module
 
 
 @dataclass(frozen=True)
