@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 from surgekit.errors import InputError, SurgekitError
 from surgekit.pipeline.run import run_recipe
-from surgekit.pipeline.run_directory import RunDirectory
+from surgekit.pipeline.run_directory import RunDirectory, expect_free
 
 from .runs import (
     DOMAINS,
@@ -67,11 +69,13 @@ def test_a_finished_run_is_not_run_again(
     world: Path, finished: tuple[dict[str, Any], Path, list[str]], out: Path
 ) -> None:
     before = stamps(out)
+    (out / "stages/hashes.json").unlink()  # read again, as of a copy
     assert sum(name.startswith("adapters") for name in before) == 3 * 8
     results, watch = watched(recipe(world), out)
     assert watch.done == []
     assert watch.reused == finished[2]
-    assert stamps(out) == before
+    name = "stages/hashes.json"
+    assert stamps(out) | {name: before[name]} == before
     assert results == finished[0]  # times and memory too: those of when it was run
 
 
@@ -91,13 +95,31 @@ def test_one_more_seed(world: Path, out: Path) -> None:
 
 
 def test_another_first_seed(world: Path, out: Path) -> None:
-    """The merge takes it too, so all that comes after is done again, and only that."""
     done = again(world, out, seeds=[5, 1])
-    assert "merge" in done
+    assert done - CROSS == SURGERY | JUDGED
+
+
+def test_another_first_seed_of_a_merge_that_draws_random_numbers(
+    world: Path, tmp_path: Path
+) -> None:
+    """The merge takes it too, so all that comes after is done again, and only that."""
+    parameters = {"lambda": 0.5, "density": 0.5}
+    merge = {"merge_method": "dare_linear", "parameters": parameters, "dtype": "float32"}
+    changes = {"merge": merge, "surgery": [{"module": "mean-shift"}]}
+    first = run_recipe(recipe(world, **changes), tmp_path / "run")
+    before = adapters(tmp_path / "run")
+    other, watch = watched(recipe(world, **changes, seeds=[5, 1]), tmp_path / "run")
+    assert (first["models"]["merged"]["seed"], other["models"]["merged"]["seed"]) == (0, 5)
+    assert first["models"]["merged"]["fingerprint"] != other["models"]["merged"]["fingerprint"]
+    assert "merge" in watch.done
     kept = {f"capture/heads/{m}" for m in ("base", *DOMAINS)}
     kept |= {f"capture/{d}/{s}/{d}" for d in DOMAINS for s in (*SPLITS, "noise")}
-    kept |= {f"capture/{d}/test/base" for d in DOMAINS}
-    assert not done & kept
+    kept |= {f"capture/{d}/{s}/base" for d in DOMAINS for s in ("validation", "test")}
+    assert not set(watch.done) & kept
+    assert watched(recipe(world, **changes, seeds=[5, 1, 2]), tmp_path / "run")[1].done != []
+    again = run_recipe(recipe(world, **changes), tmp_path / "run")
+    assert adapters(tmp_path / "run").items() >= before.items()
+    assert again["models"] == first["models"]
 
 
 def test_one_more_method(world: Path, out: Path) -> None:
@@ -143,8 +165,9 @@ def test_other_words_in_a_prompt_file(world: Path, out: Path, tmp_path: Path) ->
     other = jsonl(tmp_path / "v.jsonl", prompts(10, "code others"))
     domains["code"]["validation"] = str(other)
     done = again(world, out, domains=domains)
-    assert done == {*(f"capture/code/validation/{m}" for m in ("merged", "code")),
-                    "validation/code"}  # fmt: skip
+    models = ("merged", "base", "code")
+    assert done == {*(f"capture/code/validation/{m}" for m in models),
+                    "experts/code", "validation/code"}  # fmt: skip
     original = world / "data" / "code" / "validation.jsonl"
     other.write_text(original.read_text())
     assert again(world, out, domains=domains) == done  # the marker was the other one's
@@ -323,6 +346,23 @@ def test_a_second_run_on_one_directory_is_refused(world: Path, tmp_path: Path) -
     ):
         run_recipe(recipe(world), tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_looking_whether_a_directory_is_free_disturbs_nobody(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    expect_free(root)
+    with (
+        RunDirectory.open(root, Watch()),
+        pytest.raises(InputError, match="another run is at work"),
+    ):
+        expect_free(root)
+    with (root / ".lock").open("rb") as looking:  # as expect_free does, but for longer
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        expect_free(root)
+        ending = threading.Timer(0.1, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        ending.start()
+        with RunDirectory.open(root, Watch()):
+            ending.join()
 
 
 @pytest.mark.parametrize(

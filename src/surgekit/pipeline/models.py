@@ -9,14 +9,13 @@ from typing import Any
 
 from surgekit.files import folder_written_whole
 from surgekit.merging import merge, read_merge_config
-from surgekit.merging.config import resolve_models
+from surgekit.merging.config import renamed, resolve_models
 from surgekit.models.fingerprint import digest_json
 from surgekit.models.loading import is_plain_folder, materialize
 from surgekit.models.source import ModelSource, gguf_path, resolve_folder, split_lora_folder
+from surgekit.pipeline.contents import COUNTED
 from surgekit.pipeline.run_directory import RunDirectory
 from surgekit.recipe import Recipe
-
-_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.jinja", "*.txt")
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class ModelFolders:
 
     Attributes:
         folders: by name: ``base``, ``merged``, and each domain for its expert.
-        identities: a digest each, of content and of how it was made.
+        identities: a digest each, of content and of how it was made; never of where it lies.
         merge: what the merge stage reports (None for a merge the user brought).
     """
 
@@ -43,15 +42,12 @@ def prepare_models(run: RunDirectory, recipe: Recipe, *, trust_remote_code: bool
     }
     for name, source in sources.items():
         source = split_lora_folder(source)
-        inputs = {
-            "source": source.model_dump(exclude_none=True),
-            "content": run.content_of(source_files(source)),
-            "dtype": recipe.dtype,
-        }
+        content = {part: run.content_of(files) for part, files in _parts(source).items()}
         if is_plain_folder(source):
             folders[name] = resolve_folder(str(source.model), source.revision)
-            identities[name] = inputs["content"]
+            identities[name] = content["model"]
             continue
+        inputs = {"content": content, "dtype": recipe.dtype}
         folder = run.path("models", name)
 
         def write_out(source: ModelSource = source, folder: Path = folder) -> None:
@@ -69,21 +65,24 @@ def merged_models(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, str]
     Raises:
         InputError: the configuration is none, or names a model that is neither.
     """
-    root = Path(recipe.merge).parent if isinstance(recipe.merge, str) else Path.cwd()
-    return resolve_models(read_merge_config(recipe.merge), folders, root)
+    return _resolved_merge(recipe, folders)[1]
 
 
 def source_files(source: ModelSource) -> list[Path]:
     """The files a source's content lies in."""
-    files: list[Path] = []
+    return [file for files in _parts(source).values() for file in files]
+
+
+def _parts(source: ModelSource) -> dict[str, list[Path]]:
+    parts: dict[str, list[Path]] = {}
     gguf = gguf_path(source)
     if gguf is not None:
-        files.append(gguf)
+        parts["gguf"] = [gguf]
     elif source.model is not None:
-        files += _weight_files(resolve_folder(source.model, source.revision))
+        parts["model"] = _weight_files(resolve_folder(source.model, source.revision))
     if source.lora is not None:
-        files += _weight_files(Path(source.lora))
-    return files
+        parts["lora"] = _weight_files(Path(source.lora))
+    return parts
 
 
 def _merge(
@@ -99,12 +98,8 @@ def _merge(
         identity = run.content_of(_weight_files(folder))
         return ModelFolders(folders | {"merged": folder}, identities | {"merged": identity}, None)
     folder = run.path("merged")
-    config = read_merge_config(recipe.merge)
     seed = recipe.seeds[0]
-    inputs: dict[str, Any] = {"config": config, "models": identities, "seed": seed}
-    for other, name in merged_models(recipe, folders).items():
-        if other not in map(str, folders.values()):
-            inputs["models"] = inputs["models"] | {name: run.content_of(_weight_files(Path(other)))}
+    inputs = _merge_inputs(run, recipe, folders, identities)
 
     def work() -> dict[str, Any]:
         if folder.exists():
@@ -116,22 +111,50 @@ def _merge(
             base=folders["base"],
             seed=seed,
             trust_remote_code=trust_remote_code,
+            warn=False,  # the pre-flight has told the same
         )
         return {
             "config": result.config,
             "effective_weights": result.effective_weights,
-            "seed": seed,
+            "seed": seed if result.randomized else None,
             "mergekit": result.mergekit,
         }
 
-    report = run.stage("merge", inputs, [folder], work)
-    return ModelFolders(
-        folders | {"merged": folder}, identities | {"merged": digest_json(inputs)}, report
+    report = run.stage(
+        "merge", inputs, [folder], work, holds=lambda report: report["seed"] in (None, seed)
     )
+    identity = digest_json(inputs | {"seed": report["seed"]})
+    return ModelFolders(folders | {"merged": folder}, identities | {"merged": identity}, report)
+
+
+def _merge_inputs(
+    run: RunDirectory, recipe: Recipe, folders: dict[str, Path], identities: dict[str, str]
+) -> dict[str, Any]:
+    """What a merge depends on but for the seed, which only some draw random numbers with."""
+    config, names = _resolved_merge(recipe, folders)
+    contents = {str(folders[name]): identity for name, identity in identities.items()}
+    for other in names:
+        if other not in contents:
+            contents[other] = run.content_of(_weight_files(Path(other)))
+    listed = any(config.get(key) for key in ("models", "slices", "modules"))
+    return {
+        "config": renamed(config, contents),
+        "models": identities,
+        "order": None if listed else list(recipe.domains),
+    }
+
+
+def _resolved_merge(
+    recipe: Recipe, folders: Mapping[str, Path]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """(mergekit's configuration with folders for models, {folder: name})."""
+    root = Path(recipe.merge).parent if isinstance(recipe.merge, str) else Path.cwd()
+    config = read_merge_config(recipe.merge)
+    return config, resolve_models(config, folders, root)
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    return [p for pattern in _WEIGHT_PATTERNS for p in folder.glob(pattern) if p.is_file()]
+    return [p for p in folder.iterdir() if p.suffix in COUNTED and p.is_file()]
 
 
 def _remove_folder(folder: Path) -> None:

@@ -14,16 +14,22 @@ from surgekit.files import write_json, write_text
 from surgekit.models.fingerprint import digest_json
 from surgekit.models.loading import load_tokenizer
 from surgekit.pipeline.capturing import StateStore, capture_all
+from surgekit.pipeline.expert_check import check_expert
 from surgekit.pipeline.judging import choose_method, cross_effects, measure_drift, report_domain
 from surgekit.pipeline.models import ModelFolders, prepare_models
 from surgekit.pipeline.progress import Reporter
-from surgekit.pipeline.prompts import DomainTokens, read_domain, read_plain, tokenize_domain
+from surgekit.pipeline.prompts import (
+    DomainTokens,
+    check_tokenizers,
+    read_domain,
+    read_plain,
+    tokenize_domain,
+)
+from surgekit.pipeline.results import RESULTS_FILE, RESULTS_FORMAT
 from surgekit.pipeline.run_directory import RunDirectory, environment
 from surgekit.pipeline.surgery import AdapterShelf, calibrate_all
 from surgekit.recipe import Recipe
 from surgekit.states.prompts import tokenize_prompts
-
-RESULTS_FORMAT = 1
 
 
 def run_recipe(
@@ -58,6 +64,9 @@ def run_recipe(
             name: tokenize_domain(name, prompts, recipe.domains[name], tokenizer, recipe.max_length)
             for name, prompts in domains.items()
         }
+        check_tokenizers(
+            models.folders, domains, recipe, tokenizer, trust_remote_code=trust_remote_code
+        )
         plain = None
         if plain_prompts is not None:
             plain = tokenize_prompts(
@@ -65,6 +74,7 @@ def run_recipe(
             )
         _tell_cuts(reporter, tokens)
         store = capture_all(run, recipe, models, tokens, plain, trust_remote_code=trust_remote_code)
+        experts = {name: check_expert(run, store, name) for name in recipe.domains}
         drift = {name: measure_drift(run, recipe, store, name) for name in recipe.domains}
         shelf = calibrate_all(run, recipe, store, tokens)
         choices = {n: choose_method(run, recipe, store, shelf, n) for n in recipe.domains}
@@ -82,6 +92,7 @@ def run_recipe(
             "domains": {
                 name: {
                     "items": tokens[name].items(),
+                    "expert_check": experts[name],
                     "bias": _bias(drift[name], tested[name]["bias"]),
                     "metrics": tested[name]["metrics"],
                     "validation": choices[name],
@@ -94,7 +105,7 @@ def run_recipe(
             "timing": run.timing,
             "peak_memory_bytes": run.peak_memory,
         }
-        write_json(run.path("results.json"), results)
+        write_json(run.path(RESULTS_FILE), results)
     return results
 
 
