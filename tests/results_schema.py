@@ -98,8 +98,23 @@ class Validation(_Exact):
     recommended: str
 
 
+class Difference(_Exact):
+    mean: FiniteFloat
+    interval: list[FiniteFloat] | None
+
+
+class ExpertCheck(_Exact):
+    split: Literal["validation"]
+    prompts: int
+    tokens: int
+    loss: dict[Literal["expert", "base", "merged"], FiniteFloat]
+    difference: dict[Literal["base", "merged"], Difference]
+    warnings: list[str]
+
+
 class Domain(_Exact):
     items: Items
+    expert_check: ExpertCheck
     bias: Bias
     metrics: Metrics
     validation: Validation

@@ -121,7 +121,7 @@ def test_a_package_carries_one_gguf_file(tmp_path: Path, monkeypatch: pytest.Mon
     refuse({"gguf": str(tmp_path / "x.gguf")}, "not found")
     for damaged in (b"", b"GGUF", b"junk" * 9, b"GGUF\x03\0\0\0" + bytes(8) + b"\x05" + bytes(7)):
         (tmp_path / "one_model" / "0.gguf").write_bytes(damaged)
-        refuse({"package": "one_model"}, "cannot load package one_model")
+        refuse({"package": "one_model"}, "one_model/0.gguf", "GGUF file")
 
 
 # -- plain checkpoints -----------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_an_old_checkpoint_and_a_poisoned_one(folder: Path, tmp_path: Path) -> N
             return Path.touch, (tmp_path / "ran",)
 
     torch.save(expected | {"x": Poison()}, folder / "pytorch_model.bin")
-    refuse(folder, "Weights only load failed")
+    refuse(folder, "nothing of it was run")
     (folder / "pytorch_model.bin").write_bytes(b"junk")
     refuse(folder, "cannot load")
     code = f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
@@ -194,9 +194,9 @@ def cut(size: int) -> Callable[[Path], None]:
             ["model.norm.weight", "(32,)", "(7,)"],
         ),
         (lambda f: edit(f / "config.json", num_hidden_layers=3), ["9 weights are missing"]),
-        (cut(-1), ["damaged safetensors"]),
-        (cut(1000), ["damaged safetensors"]),
-        (cut(4), ["damaged safetensors"]),
+        (cut(-1), ["truncated or damaged"]),
+        (cut(1000), ["truncated or damaged"]),
+        (cut(4), ["truncated or damaged"]),
         (lambda f: (f / WEIGHTS).unlink(), [WEIGHTS]),
         (lambda f: (f / "config.json").unlink(), ["config.json"]),
         (lambda f: (f / "config.json").write_text("{"), ["config.json", "JSON"]),
@@ -208,7 +208,7 @@ def cut(size: int) -> Callable[[Path], None]:
                 (f / f"{WEIGHTS}.index.json").write_text('{"weight_map": {"x": "gone"}}')
                 and (f / WEIGHTS).unlink()
             ),
-            ["cannot load"],
+            ["1 of 1 files of weights are missing, e.g. gone"],
         ),
     ],
 )
@@ -266,7 +266,7 @@ def test_a_tokenizer_that_cannot_be_read(content: str | None, folder: Path) -> N
     path.unlink()
     if content is not None:
         path.write_text(content)
-    with pytest.raises(InputError, match="tokenizer of"):
+    with pytest.raises(InputError, match="tokenizer"):
         load_tokenizer(folder)
 
 

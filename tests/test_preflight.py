@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from surgekit.cli import run as command
 from surgekit.errors import InputError
 from surgekit.files import LEFTOVER
 from surgekit.pipeline.preflight import Finding, preflight
@@ -27,11 +30,56 @@ def found(world: Path, level: str, **changes: Any) -> list[str]:
     return [f.message for f in preflight(recipe(world, **changes)) if f.level == level]
 
 
-def test_a_good_recipe_gets_an_estimate_and_nothing_else(world: Path) -> None:
-    (note,) = preflight(recipe(world))
-    assert note.level == "note"
-    for word in ("tokens", "GiB to write", "GiB of memory", "on this processor"):
-        assert word in note.message
+def test_a_good_recipe_gets_notes_and_what_is_not_looked_at(world: Path) -> None:
+    open_point, table, estimate = preflight(recipe(world))
+    assert open_point.level == "unverified"
+    assert "each expert is better than the base" in open_point.message
+    assert (table.level, estimate.level) == ("note", "note")
+    assert "rows of the position tables" in table.message
+    for word in ("tokens", "MiB to write", "GiB of memory", "on this processor"):
+        assert word in estimate.message
+    few_rows = [{"module": "darts", "max_positions": 16}]
+    assert len(found(world, "note", surgery=few_rows)) == 1
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "few"),
+    [("calibration", 9, True), ("validation", 9, True), ("test", 9, True)]
+    + [(s, 10, False) for s in ("calibration", "validation", "test")],
+)
+def test_a_set_of_few_prompts_is_named(world: Path, split: str, count: int, few: bool) -> None:
+    file = jsonl(world / "data" / f"few-{split}.jsonl", prompts(count, f"few {split}"))
+    domains = document()["domains"]
+    domains["math"][split] = str(file)
+    warnings = [w for w in found(world, "warning", domains=domains) if "prompts;" in w]
+    assert [w[: w.index(":")] for w in warnings] == [f"domains.math.{split}"] * few
+
+
+def test_the_items_that_a_seed_draws_are_counted(world: Path) -> None:
+    file = jsonl(world / "data" / "pool.jsonl", prompts(40, "pool"))
+    domains = document()["domains"]
+    domains["math"]["calibration"] = {"file": str(file), "items": 9}
+    (warning,) = found(world, "warning", domains=domains, seeds=[0, 1, 2, 3])
+    assert warning.startswith("domains.math.calibration: 9 prompts;")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"base": "./nowhere"}, True),
+        ({"device": "cuda:99"}, True),
+        ({"merge": {"merge_method": "bogus"}}, True),
+        ({}, False),
+    ],
+)
+def test_after_an_error_the_rest_is_named_as_not_verified(
+    world: Path, change: dict[str, Any], named: bool
+) -> None:
+    said = found(world, "unverified", **change)
+    assert any(s.startswith("lengths of prompts, disk, memory") for s in said) is named
+    assert len(said) == 1
+    estimates = [s for s in found(world, "note", **change) if "of memory" in s]
+    assert bool(estimates) is not named
 
 
 def test_an_unknown_merge_method_is_an_error(world: Path) -> None:
@@ -74,9 +122,41 @@ def test_errors_come_first(world: Path) -> None:
     domains = document()["domains"]
     domains["math"]["tasks"] = ["gsm8k"]
     levels = [f.level for f in preflight(recipe(world, domains=domains, base="./nowhere"))]
-    assert levels == sorted(levels, key=("error", "warning", "note").index)
+    assert levels == sorted(levels, key=("error", "warning", "unverified", "note").index)
     assert levels[0] == "error"
     assert str(Finding("warning", "x")) == "warning: x"
+
+
+def test_check_prints_one_line_a_finding_and_the_same_as_json(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    domains = document()["domains"]
+    domains["math"]["tasks"] = ["demo"]
+    file = world / "told.yaml"
+    file.write_text(yaml.safe_dump(document(domains=domains)), encoding="utf-8")
+    wanted = ["check", str(file), "--out", str(world / "runs" / "told")]
+    assert command(wanted) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert command([*wanted, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is True
+    assert [f["level"] for f in told["findings"]] == ["warning", "unverified", "note", "note"]
+    begins = ["warning: domains.math.tasks", "unverified: whether each expert", "rows of", "about"]
+    assert len(lines) == 5
+    for line, beginning, finding in zip(lines, begins, told["findings"], strict=False):
+        assert line.startswith(beginning)
+        assert finding["message"].startswith(beginning.split(": ")[-1])
+    assert lines[-1] == "ready to run (1 warning, 1 not verified)"
+    assert not (world / "runs").exists()
+
+
+def test_check_deep_loads_the_models(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = world / "deep.yaml"
+    file.write_text(yaml.safe_dump(document()), encoding="utf-8")
+    assert command(["check", str(file), "--deep"]) == 0
+    out = capsys.readouterr().out
+    assert "--deep" not in out
+    assert "the expert's loss on its own domain" in out or "loss on 10 validation prompts" in out
 
 
 def test_a_misspelt_prompt_key_is_named(tmp_path: Path) -> None:

@@ -38,7 +38,10 @@ def make_checkpoint(
     hidden: int = 32,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """A tiny random Llama with a word tokenizer (its own ``words`` last) and all side files."""
+    """A tiny Llama with a word tokenizer (its own ``words`` last) and all side files.
+
+    Checkpoints of any seed are fine-tunes of one random model, which none of them is.
+    """
     vocabulary = ["<unk>", "<s>", "</s>"]
     vocabulary += [f"w{i}" for i in range(VOCAB - len(vocabulary) - len(words))] + list(words)
     inner = Tokenizer(WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<unk>"))
@@ -47,7 +50,7 @@ def make_checkpoint(
         tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
     tokenizer.chat_template = template
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
             hidden_size=hidden,
@@ -59,11 +62,11 @@ def make_checkpoint(
             initializer_range=0.2,
         )
     )
-    torch.nn.Module.to(model, dtype)
     # Otherwise all norms are 1 and no merge shows in them.
-    for name, tensor in model.state_dict().items():
-        if "norm" in name:
-            tensor.add_(torch.randn_like(tensor) * 0.1)
+    torch.manual_seed(seed + 1)
+    for tensor in model.state_dict().values():
+        tensor.add_(torch.randn_like(tensor) * 0.1)
+    torch.nn.Module.to(model, dtype)
     model.generation_config = GenerationConfig(do_sample=True, temperature=0.25 + seed)
     save_checkpoint(model, tokenizer, folder)
     (folder / "tokenizer.model").write_bytes(b"sentencepiece of %d" % seed)
@@ -103,3 +106,28 @@ def entries(**parameters: Any) -> list[dict[str, Any]]:
 
 def digest(folder: Path) -> dict[str, bytes]:
     return {f.name: f.read_bytes() for f in sorted(folder.iterdir())}
+
+
+def placed(config: Any, zoo: dict[str, Path]) -> Any:
+    """A configuration with folders for names, as mergekit by itself needs it."""
+    if isinstance(config, dict):
+        return {
+            k: str(zoo[v])
+            if k in ("model", "base_model") and isinstance(v, str)
+            else placed(v, zoo)
+            for k, v in config.items()
+        }
+    return [placed(v, zoo) for v in config] if isinstance(config, list) else config
+
+
+def mergekit_alone(config: dict[str, Any], zoo: dict[str, Path], out: Path) -> str:
+    """``silent``: it made a model of it; ``late``: it died at work; ``early``: before."""
+    from mergekit.config import MergeConfiguration
+    from mergekit.merge import MergeOptions, run_merge
+
+    options = MergeOptions(write_model_card=False, quiet=True, random_seed=0, copy_tokenizer=False)
+    try:
+        run_merge(MergeConfiguration.model_validate(placed(config, zoo)), str(out), options)
+    except Exception:  # noqa: BLE001 - whatever it dies of
+        return "late" if out.is_dir() else "early"
+    return "silent"

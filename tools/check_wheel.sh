@@ -23,6 +23,9 @@ import surgekit
 
 assert "site-packages" in surgekit.__file__, surgekit.__file__
 assert (pathlib.Path(surgekit.__file__).parent / "py.typed").is_file()
+from surgekit.pipeline.preflight.benchmarks import load_sketches
+
+assert len(load_sketches().whole) > 3000
 module = surgekit.SurgeryModule(surgekit.SurgeryConfig(module="darts", hidden_size=8, rank=2))
 surgekit.save_adapter(module, "adapter")
 assert torch.equal(surgekit.load_adapter("adapter")[0].down, module.down)

@@ -1,6 +1,6 @@
 """Merging through mergekit: one function that is repeatable and whole-or-nothing."""
 
 from surgekit.merging.config import read_merge_config
-from surgekit.merging.run import MergeResult, check_method, merge
+from surgekit.merging.run import MergeResult, merge
 
-__all__ = ["MergeResult", "check_method", "merge", "read_merge_config"]
+__all__ = ["MergeResult", "merge", "read_merge_config"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,27 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from surgekit.errors import InputError
+from surgekit.files import user_path
 from surgekit.models.source import resolve_folder
+from surgekit.models.untrusted import refuse_url
+from surgekit.parsing import YAML_BYTES, line_at, read_text, read_yaml
 
 if TYPE_CHECKING:
     from mergekit.config import MergeConfiguration
     from mergekit.merge_methods import MergeMethod
+
+_KEYS = {
+    "": (
+        *("merge_method", "base_model", "models", "slices", "modules", "parameters", "dtype"),
+        *("out_dtype", "tokenizer", "tokenizer_source", "chat_template"),
+    ),
+    "models": ("model", "parameters"),
+    "slices": ("sources", "base_model", "residual_weight", "parameters"),
+    "sources": ("model", "layer_range", "parameters"),
+    "modules": ("models", "slices", "parameters"),
+    "tokenizer": ("source", "tokens", "pad_to_multiple_of"),
+}
+"""The keys that mergekit knows, by the list or mapping that they stand in."""
 
 _Place = tuple[dict[str, Any], str]
 
@@ -25,25 +42,19 @@ def read_merge_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: no such file, broken YAML (with the line), no mapping, or no merge_method.
     """
+    tree = None
     if isinstance(config, Mapping):
         where, value = "merge configuration", _plain(config)
     else:
         file = config_file(config)
         where = str(file) if file else "merge configuration"
-        try:
-            value = yaml.safe_load(file.read_text(encoding="utf-8") if file else str(config))
-        except FileNotFoundError as error:
-            raise InputError(f"merge configuration not found: {file}") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{where}: cannot be read as text ({error})") from error
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark
-            line = f", line {mark.line + 1}" if mark else ""
-            raise InputError(f"{where}{line}: broken YAML ({error.problem})") from error
-        except yaml.YAMLError as error:
-            raise InputError(f"{where}: broken YAML ({error})") from error
+        text = read_text(file, "merge configuration", limit=YAML_BYTES) if file else str(config)
+        value, tree = read_yaml(text, where)
     if not isinstance(value, dict):
-        raise InputError(f"{where}: expected a mapping of keys, found {type(value).__name__}")
+        found = "nothing" if value is None else f"a {type(value).__name__}"
+        raise InputError(f"{where}: expected a mapping with merge_method and models, found {found}")
+    _refuse_misspelt(value, where, tree)
+    _expect_shapes(value, where, tree)
     if not isinstance(value.get("merge_method"), str):
         raise InputError(
             f"{where}: merge_method is missing; name one, such as merge_method: task_arithmetic"
@@ -51,11 +62,78 @@ def read_merge_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _refuse_misspelt(config: dict[str, Any], where: str, tree: yaml.Node | None) -> None:
+    """Refuse a key that is nearly one of mergekit's; mergekit would pass it over in silence.
+
+    Keys that are near to none are left alone: ``merge`` names them as it does its work.
+    """
+    for path, holder in _sections(config):
+        known = _KEYS[_kind(path)]
+        for key in holder:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.75)
+            if near and str(key) not in known and near[0] not in holder:
+                line = line_at(tree, (*path, str(key)))
+                at = f"{where}, line {line}" if line else where
+                full = ".".join(map(str, (*path, key)))
+                raise InputError(f"{at}: unknown key {full!r}; did you mean {near[0]!r}?")
+
+
+def _expect_shapes(config: dict[str, Any], where: str, tree: yaml.Node | None) -> None:
+    """Refuse lists that are none, and models that are neither text nor a mapping."""
+
+    def refuse(path: tuple[str | int, ...], expected: str, found: Any) -> None:
+        line = line_at(tree, path)
+        at = f"{where}, line {line}" if line else where
+        raise InputError(
+            f"{at}: {'.'.join(map(str, path))}: expected {expected}, found {repr(found)[:60]}"
+        )
+
+    for path, holder in _sections(config):
+        for key in ("models", "slices", "sources"):
+            entries = holder.get(key)
+            if entries is None:
+                continue
+            if not isinstance(entries, list):
+                refuse((*path, key), "a list", entries)
+            for i, entry in enumerate(entries):
+                if not isinstance(entry, dict):
+                    refuse((*path, key, i), "a mapping such as {model: FOLDER}", entry)
+        for key in ("model", "base_model"):
+            if not isinstance(holder.get(key), (str, dict, type(None))):
+                refuse((*path, key), "a folder or a hub id", holder[key])
+
+
+def _kind(path: tuple[str | int, ...]) -> str:
+    """Which keys belong at a path: those of ``models`` for ``models.0``."""
+    if len(path) == 2 and path[0] == "modules":
+        return "modules"
+    return next((p for p in reversed(path) if isinstance(p, str)), "")
+
+
+def _sections(config: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
+    """Every mapping whose keys are mergekit's own, with its path; the outermost first."""
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), config)]
+    while waiting:
+        path, holder = waiting.pop(0)
+        if not isinstance(holder, dict):
+            continue
+        yield path, holder
+        for key in ("models", "slices", "sources"):
+            entries = holder.get(key)
+            if isinstance(entries, list):
+                waiting += [((*path, key, i), entry) for i, entry in enumerate(entries)]
+        modules = holder.get("modules") if not path else None
+        if isinstance(modules, dict):
+            waiting += [(("modules", str(name)), m) for name, m in modules.items()]
+        if not path:
+            waiting.append((("tokenizer",), holder.get("tokenizer")))
+
+
 def config_file(config: str | Path) -> Path | None:
     """The file that ``config`` names; None where it is YAML text."""
     if isinstance(config, str) and ("\n" in config or ": " in config or config.startswith("{")):
         return None
-    return Path(config).expanduser()
+    return user_path(config)
 
 
 def _plain(value: Any) -> Any:
@@ -75,7 +153,8 @@ def model_folder(ref: str, known: Mapping[str, Path], root: Path) -> Path:
     """
     if ref in known:
         return known[ref]
-    path = root / Path(ref).expanduser()
+    refuse_url(ref)
+    path = root / user_path(ref)
     if not path.exists() and "+" in ref:
         _refuse_lora(ref)
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
@@ -120,6 +199,20 @@ def resolve_models(config: dict[str, Any], known: Mapping[str, Path], root: Path
     return names
 
 
+def renamed(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A copy of what ``resolve_models`` left, with each folder in ``names`` under its name."""
+    copied = _plain(config)
+    for holder, key in _places(copied):
+        ref = holder.get(key)
+        if isinstance(ref, dict):
+            path = ref.get("model")
+            if isinstance(path, dict) and path.get("path") in names:
+                path["path"] = names[path["path"]]
+        elif isinstance(ref, str) and ref in names:
+            holder[key] = names[ref]
+    return copied
+
+
 def absolute_paths(
     config: Mapping[str, Any], folder: Path, names: Collection[str]
 ) -> dict[str, Any]:
@@ -132,7 +225,7 @@ def absolute_paths(
         ref = holder.get(key)
         if not isinstance(ref, str) or ref in (*names, "base", "union"):
             continue
-        path = folder / Path(ref).expanduser()
+        path = folder / user_path(ref)
         if path.exists() or ref.startswith((".", "/", "~")):
             holder[key] = str(path.resolve())
     return copied

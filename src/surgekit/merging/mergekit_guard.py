@@ -7,17 +7,23 @@ import errno
 import io
 import logging
 import os
+import pickle
 import random
+import re
 import threading
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 from surgekit.errors import InputError, SurgekitError
+from surgekit.models.untrusted import refusal
+from surgekit.parsing import first_problem
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 # mergekit seeds global generators and keeps its open files in a class attribute.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -30,7 +36,13 @@ def tamed(quiet: bool) -> Iterator[None]:
         quiet: nothing of its log, its progress bars and its warnings gets out. Other threads
             that log meanwhile are not heard either.
     """
-    with _ONE_AT_A_TIME, _random_state_kept(), _silenced(quiet), _vocabularies_in_order():
+    with (
+        _ONE_AT_A_TIME,
+        _random_state_kept(),
+        _silenced(quiet),
+        _vocabularies_in_order(),
+        _pickles_hold_weights_only(),
+    ):
         # Imported here, and torch before it: mergekit's pydantic models need it (its #681).
         from mergekit.architecture.auto import infer_architecture_info
         from mergekit.io.tasks import LoaderCache
@@ -62,25 +74,21 @@ def mergekit_errors(what: str) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise SurgekitError(f"{what}: out of memory; free some or take another device") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        found = (
-            f", found {first['input']!r}" if isinstance(first["input"], (str, int, float)) else ""
-        )
-        raise InputError(f"{what}: {place + ': ' if place else ''}{first['msg']}{found}") from error
+        raise InputError(f"{what}: {first_problem(error)}") from error
     except (
         *(RuntimeError, ValueError, TypeError, LookupError, AttributeError),
-        *(OSError, ImportError, AssertionError),
+        *(OSError, ImportError, AssertionError, EOFError, pickle.UnpicklingError),
     ) as error:
         if isinstance(error, OSError) and error.errno in _DISK:
             raise
-        raise InputError(f"{what}: {_first_line(error)}") from error
+        raise InputError(f"{what}: {refusal(error) or _first_line(error)}") from error
     except Exception as error:
         # safetensors raises a class of its own, private to its extension module.
         if type(error).__name__ != "SafetensorError":
             raise
-        if f"(os error {errno.ENOSPC})" in str(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        found = _OS_ERROR.search(str(error))
+        if found and int(found[1]) in _DISK:
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
         raise InputError(f"{what}: damaged safetensors file ({error})") from error
 
 
@@ -107,6 +115,21 @@ def _random_state_kept() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
+def random_numbers_drawn(seed: int) -> bool:
+    """Whether mergekit drew random numbers since it set all generators to ``seed``."""
+    from transformers.trainer_utils import set_seed
+
+    after = _random_state()
+    set_seed(seed)
+    return pickle.dumps(after) != pickle.dumps(_random_state())
+
+
+def _random_state() -> list[Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    tensors = [torch.get_rng_state(), *cuda]
+    return [random.getstate(), np.random.get_state(), [t.numpy().tobytes() for t in tensors]]
+
+
 @contextlib.contextmanager
 def _vocabularies_in_order() -> Iterator[None]:
     """List vocabularies by id: the tokenizers library lists them out of a randomly hashed map.
@@ -125,6 +148,31 @@ def _vocabularies_in_order() -> Iterator[None]:
         yield
     finally:
         PreTrainedTokenizerFast.get_vocab = listed
+
+
+@contextlib.contextmanager
+def _pickles_hold_weights_only() -> Iterator[None]:
+    """Have torch run no pickled code, and say which file asked for it.
+
+    mergekit leaves that to torch's default, which TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD turns around.
+    """
+    load: Any = torch.load
+
+    def guarded(file: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("weights_only", True)
+        try:
+            return load(file, *args, **kwargs)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            said = refusal(error)
+            if said is None:
+                raise
+            raise InputError(f"{file}: {said}") from error
+
+    torch.load = guarded
+    try:
+        yield
+    finally:
+        torch.load = load
 
 
 @contextlib.contextmanager

@@ -18,47 +18,41 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
+import torch
 from safetensors import safe_open
 
-from surgekit._version import __version__
-from surgekit.errors import InputError, SurgekitError
-from surgekit.files import folder_written_whole, read_json, write_text
+from surgekit.errors import InputError, NotFiniteError, SurgekitError
+from surgekit.files import (
+    clear_leftovers,
+    expect_writable,
+    folder_written_whole,
+    read_json_object,
+    user_path,
+    write_text,
+    writer_at_work,
+)
+from surgekit.findings import Finding
 from surgekit.merging.config import (
     config_file,
-    fill_base,
     folder_of,
     in_order,
-    list_experts,
     model_folder,
-    parameters_given,
     read_merge_config,
     references,
-    resolve_models,
 )
-from surgekit.merging.mergekit_guard import mergekit_errors, tamed
-from surgekit.merging.weights import effective_weights, plan, unused_settings
+from surgekit.merging.examining import expect_finite, expect_no_error, prepare
+from surgekit.merging.mergekit_guard import mergekit_errors, random_numbers_drawn, tamed
+from surgekit.merging.record import write_record
+from surgekit.models.devices import check_device
+from surgekit.models.source import TOKENIZER_FILES
 
 if TYPE_CHECKING:
-    from mergekit.merge_methods import MergeMethod
+    pass
 
 __all__ = ["MergeResult", "merge", "read_merge_config"]
 
 _LOG = logging.getLogger("surgekit.merging")
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "chat_template.json",
-)
 _COMPANIONS = (
     "generation_config.json",
     "preprocessor_config.json",
@@ -77,15 +71,21 @@ class MergeResult:
         folder: the merged checkpoint.
         config: mergekit's configuration as run: absolute folders, base_model filled in.
         effective_weights: model → how much of it enters; see ``surgekit.merging.weights``.
-        seed: of the random masks of dare_* and della*.
+        seed: of random numbers.
+        randomized: whether any were drawn (as dare_* and della* do); if not, any other seed would
+            have given the same.
         mergekit: its version.
+        findings: what was odd about the configuration or the models, and what could not be
+            verified.
     """
 
     folder: Path
     config: dict[str, Any]
     effective_weights: dict[str, Any]
     seed: int
+    randomized: bool
     mergekit: str
+    findings: tuple[Finding, ...] = ()
 
 
 def merge(
@@ -99,6 +99,7 @@ def merge(
     trust_remote_code: bool = False,
     tokenizer_from: Path | None = None,
     quiet: bool = True,
+    warn: bool = True,
 ) -> MergeResult:
     """Merge models as a mergekit configuration says, into a folder that transformers can load.
 
@@ -118,13 +119,17 @@ def merge(
             itself says of the tokenizer (``tokenizer``, ``tokenizer_source``, ``chat_template``)
             comes first.
         quiet: silence mergekit's log and progress bars.
+        warn: log what is odd about the merge and its models; ``surgekit.pipeline.preflight``
+            tells the same of a recipe.
 
     Raises:
         InputError: anything wrong with the configuration, the models or ``out``.
+        NotFiniteError: a merged weight is NaN or infinite; says whose it was.
         SurgekitError: the merge could not be written, or memory ran out.
     """
     settings = read_merge_config(config)
-    folder = Path(out).expanduser().absolute()
+    check_device(device)
+    folder = user_path(out).absolute()
     _expect_room(folder)
     if tokenizer_from is not None:
         _expect_tokenizer(Path(tokenizer_from))
@@ -134,18 +139,12 @@ def merge(
     if base is not None:
         known["base"] = model_folder(str(base), known, Path.cwd())
 
+    what = f"{settings['merge_method']} merge"
+    findings: list[Finding] = []
     with tamed(quiet):
-        from mergekit.common import ModelReference
         from mergekit.merge import run_merge
         from mergekit.options import MergeOptions
 
-        what = f"{settings['merge_method']} merge"
-        method = _method(settings["merge_method"])
-        list_experts(settings, method, known)
-        names = resolve_models(settings, known, root)
-        fill_base(settings, method, known)
-        if "base" in known:
-            names.setdefault(str(known["base"]), "base")
         with mergekit_errors(what):
             options = MergeOptions(
                 device=device,
@@ -155,44 +154,36 @@ def merge(
                 copy_tokenizer=bool(settings.get("chat_template")),
                 quiet=quiet,
             )
-            tasks = plan(in_order(settings), options)
-            called = {
-                ModelReference.model_validate(ref): names[folder_of(ref)]
-                for ref in references(settings)
-            }
-        given = {names[f]: p for f, p in parameters_given(settings).items()}
-        weights = effective_weights(tasks, method, called, given)
-        ignored = unused_settings(settings, method)
-        result = MergeResult(folder, settings, weights, seed, version("mergekit"))
-        with folder_written_whole(folder) as beside:
-            with mergekit_errors(what):
-                run_merge(in_order(settings), str(beside), options)
-            _complete(beside, settings, tokenizer_from, trust_remote_code)
-            _say_dtype(beside)
-            _write_record(beside, result)
-    for line in ignored:
-        _LOG.warning("mergekit ignores %s", line)
+        ready = prepare(settings, root, known, options, findings)
+    expect_no_error(findings)
+    assert ready is not None
+    names, weights = ready.names, ready.effective_weights
+    findings += expect_finite(ready)
+    for finding in findings:
+        if warn and finding.level == "warning":
+            _LOG.warning("%s", finding.message)
+    with tamed(quiet), folder_written_whole(folder, replace=False) as beside:
+        with mergekit_errors(what):
+            run_merge(in_order(settings), str(beside), options)
+        drawn = random_numbers_drawn(seed)
+        result = MergeResult(
+            folder, settings, weights, seed, drawn, version("mergekit"), tuple(findings)
+        )
+        _complete(beside, settings, tokenizer_from, trust_remote_code)
+        _say_dtype(beside)
+        _expect_finite(beside, names)
+        told = seed if drawn else None
+        write_record(beside, settings, names, weights, seed=told, mergekit=result.mergekit)
     return result
 
 
-def check_method(config: Mapping[str, Any]) -> None:
-    """Raise InputError where mergekit has no such ``merge_method``; loads mergekit."""
-    with tamed(quiet=True):
-        _method(config["merge_method"])
-
-
-def _method(name: str) -> MergeMethod:
-    from mergekit import merge_methods
-
-    methods = {m.spec.name: m for m in merge_methods.registered_methods()}
-    if name not in methods:
-        raise InputError(
-            f"unknown merge_method {name!r}; mergekit has {', '.join(sorted(methods))}"
-        )
-    return methods[name]
-
-
 def _expect_room(folder: Path) -> None:
+    clear_leftovers(folder.resolve())
+    writer = writer_at_work(folder.resolve())
+    if writer is not None:
+        raise InputError(
+            f"{folder}: process {writer} is writing it; wait for it, or name another folder"
+        )
     if folder.is_dir():
         found = next(folder.iterdir(), None)
         if found is not None:
@@ -202,6 +193,7 @@ def _expect_room(folder: Path) -> None:
             )
     elif folder.exists() or folder.is_symlink():
         raise InputError(f"{folder}: expected no folder or an empty one, found a file")
+    expect_writable(folder)
 
 
 def _expect_tokenizer(folder: Path) -> None:
@@ -230,7 +222,7 @@ def _complete(
                 "knows, 'auto', or a jinja text; mergekit could not write the tokenizer with it"
             )
     else:
-        _copy_missing(_TOKENIZER_FILES, donor, folder)
+        _copy_missing(TOKENIZER_FILES, donor, folder)
     template = _template(donor)
     if template is not None and _template(folder) is None:
         write_text(folder / _TEMPLATE, template)
@@ -241,7 +233,7 @@ def _complete(
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _copy_missing(names: Iterable[str], donor: Path, folder: Path) -> None:
@@ -256,7 +248,9 @@ def _template(folder: Path) -> str | None:
     if file.is_file():
         return file.read_text(encoding="utf-8")
     config = folder / "tokenizer_config.json"
-    found = read_json(config, "tokenizer config").get("chat_template") if config.is_file() else None
+    if not config.is_file():
+        return None
+    found = read_json_object(config, "tokenizer config").get("chat_template")
     return found if isinstance(found, str) else None
 
 
@@ -272,7 +266,7 @@ def _say_dtype(folder: Path) -> None:
     if common is None:
         raise SurgekitError(f"mergekit wrote no weights into {folder}")
     path = folder / "config.json"
-    config = read_json(path, "model config")
+    config = read_json_object(path, "model config")
     for part in [config, *(v for v in config.values() if isinstance(v, dict))]:
         for key in ("dtype", "torch_dtype"):
             if key in part:
@@ -281,36 +275,32 @@ def _say_dtype(folder: Path) -> None:
     write_text(path, json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
-def _write_record(folder: Path, result: MergeResult) -> None:
-    text = yaml.safe_dump(result.config, sort_keys=False, allow_unicode=True)
-    write_text(folder / "mergekit_config.yml", text)
-    rows = [f"| {name} | {_shown(weight)} |" for name, weight in result.effective_weights.items()]
-    card = [
-        "---",
-        "library_name: transformers",
-        "tags: [mergekit, merge, surgekit]",
-        "---",
-        "# A merged model",
-        "",
-        f"Merged by `{result.config['merge_method']}` with "
-        f"[mergekit](https://github.com/arcee-ai/mergekit) {result.mergekit} through surgekit "
-        f"{__version__}, seed {result.seed}. The configuration is in `mergekit_config.yml`.",
-        "",
-        "| model | effective weight |",
-        "|---|---|",
-        *rows,
-    ]
-    write_text(folder / "README.md", "\n".join(card) + "\n")
-
-
-def _shown(weight: Any) -> str:
-    """A model's effective weight in words, for the card."""
-    if isinstance(weight, (int, float)):
-        return f"{weight:.6g}"
-    if not isinstance(weight, dict):
-        return str(weight)
-    if set(weight) == {"min", "max"}:
-        return f"{weight['min']:.6g} to {weight['max']:.6g}"
-    return ", ".join(
-        value if key == "note" else f"{key} {_shown(value)}" for key, value in weight.items()
+def _expect_finite(folder: Path, names: Mapping[str, str]) -> None:
+    """Refuse a merge with NaN or infinity in it, and say which of the models brought it."""
+    key = _not_finite(folder)
+    if key is None:
+        return
+    for source, name in names.items():
+        found = _not_finite(Path(source))
+        if found is not None:
+            raise NotFiniteError(
+                f"model {name} ({source}): weight {found} holds NaN or infinity; "
+                "the checkpoint is damaged"
+            )
+    raise NotFiniteError(
+        f"the merge gives NaN or infinity in weight {key}; look at the models' weights, or change "
+        "its parameters or dtype"
     )
+
+
+def _not_finite(folder: Path) -> str | None:
+    """The first tensor with NaN or infinity in a folder's safetensors files."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(file), framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (no mapping)
+                tensor = tensors.get_tensor(name)
+                if tensor.is_floating_point() and tensor.numel():
+                    extremes = torch.stack([*torch.aminmax(tensor)])
+                    if not bool(extremes.isfinite().all()):
+                        return name
+    return None

@@ -98,50 +98,6 @@ def effective_weights(
     return {name: {"note": note, "parameters": values} for name, values in given.items()}
 
 
-def unused_settings(config: Mapping[str, Any], method: MergeMethod) -> list[str]:
-    """What a configuration says that mergekit passes over in silence; one line for each."""
-    from mergekit.config import MergeConfiguration
-
-    shared = {p.name for p in method.spec.shared_parameters}
-    by_model = {p.name for p in method.spec.input_parameters}
-    lines = []
-    for key in config:
-        if key not in MergeConfiguration.model_fields:
-            way_out = "; it belongs under parameters" if key in shared | by_model else ""
-            lines.append(f"{key}: no key of a mergekit configuration{way_out}")
-    for where, parameters, of_model in _parameter_blocks(config):
-        for key in parameters:
-            if key not in shared | by_model:
-                known = ", ".join(sorted(shared | by_model)) or "none"
-                lines.append(
-                    f"{where}.{key}: {method.spec.name} has no such parameter (it has {known})"
-                )
-            elif of_model and key in shared:
-                lines.append(f"{where}.{key}: not read per model; put it under parameters")
-    return lines
-
-
-def _parameter_blocks(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Each ``parameters`` block: where it stands, what it holds, whether it is one model's."""
-    sections = {"": config}
-    modules = config.get("modules")
-    if isinstance(modules, Mapping):
-        sections |= {f"modules.{k}.": v for k, v in modules.items() if isinstance(v, Mapping)}
-    found: list[tuple[str, Any, bool]] = []
-    for prefix, section in sections.items():
-        found.append((f"{prefix}parameters", section, False))
-        for i, entry in enumerate(section.get("models") or []):
-            found.append((f"{prefix}models[{i}].parameters", entry, True))
-        for i, piece in enumerate(section.get("slices") or []):
-            found.append((f"{prefix}slices[{i}].parameters", piece, False))
-            for j, source in enumerate(piece.get("sources") or []):
-                found.append((f"{prefix}slices[{i}].sources[{j}].parameters", source, True))
-    for where, holder, of_model in found:
-        parameters = holder.get("parameters")
-        if isinstance(parameters, Mapping):
-            yield where, dict(parameters), of_model
-
-
 def _task_vector_weights(
     tasks: list[ExecuteMergeMethodTask], whole_tensors: bool
 ) -> Iterator[tuple[ModelReference, float]]:

@@ -22,14 +22,22 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from surgekit.errors import InputError
+from surgekit.errors import InputError, NotFiniteError
+from surgekit.files import read_json_object, user_path
+from surgekit.models.checkpoint import read_checkpoint, read_config
+from surgekit.models.devices import check_device
+from surgekit.models.gguf_header import read_gguf
+from surgekit.models.lora_header import read_lora
 from surgekit.models.source import (
+    TOKENIZER_FILES,
     ModelSource,
     gguf_path,
     lora_config,
     resolve_folder,
     split_lora_folder,
 )
+from surgekit.models.untrusted import check_attention, refusal
+from surgekit.parsing import nearest
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -40,6 +48,9 @@ DTYPES = {
     "fp32": torch.float32,
 }
 
+_SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's ways
+_COMPUTED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
 SourceLike = ModelSource | str | Path | dict[str, Any]
 
 
@@ -48,7 +59,8 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
         return None if dtype == "auto" else cast("torch.dtype | None", dtype)
     if dtype not in DTYPES:
-        raise InputError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}, auto")
+        hint = nearest(dtype, DTYPES)
+        raise InputError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}, auto{hint}")
     return DTYPES[dtype]
 
 
@@ -75,15 +87,33 @@ def load_model(
 
     Raises:
         InputError: the source does not exist, is no causal language model, or is damaged.
+        NotFiniteError: a weight is NaN or infinite.
     """
     source = _complete(source, base)
     target = parse_dtype(dtype)
+    if isinstance(device, str) and device not in _SPREADS:
+        check_device(device)
     model = _load_plain(source, None if source.lora else target, device, trust_remote_code)
     if source.lora is not None:
-        model = _fold_lora(model, Path(source.lora).expanduser(), target)
+        model = _fold_lora(model, user_path(source.lora), target)
+    _expect_finite(model, source.describe())
     model.eval()
     model.requires_grad_(False)
     return model
+
+
+def _expect_finite(model: nn.Module, name: str) -> None:
+    """Refuse a model with NaN or infinity in a weight; one that no prompt uses is found too."""
+    for key, tensor in model.named_parameters():
+        # Offloaded weights are not here; float8 and integers hold no infinity to find this way.
+        if tensor.is_meta or tensor.dtype not in _COMPUTED or tensor.numel() == 0:
+            continue
+        low, high = torch.aminmax(tensor.detach())
+        if not (bool(low.isfinite()) and bool(high.isfinite())):
+            raise NotFiniteError(
+                f"{name}: weight {key} holds NaN or infinity; the checkpoint is damaged, or its "
+                f"values are too large for {str(tensor.dtype).removeprefix('torch.')}"
+            )
 
 
 def load_tokenizer(
@@ -94,11 +124,31 @@ def load_tokenizer(
     gguf = gguf_path(source)
     with _quiet_transformers(), _as_input_error(f"tokenizer of {source.describe()}"):
         if gguf is not None:
+            read_gguf(gguf)
             return AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
         folder = resolve_folder(cast(str, source.model), source.revision)
+        # transformers looks into these, and says less of what is wrong.
+        read_config(folder)
+        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            raise InputError(
+                f"{folder}: expected a tokenizer, found no tokenizer.json nor any other; copy the "
+                "tokenizer files of its base model into it"
+            )
+        for name in ("tokenizer_config.json", "tokenizer.json"):
+            if (folder / name).is_file():
+                read_json_object(folder / name, "a tokenizer")
         return AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
+
+
+def has_tokenizer(source: SourceLike, *, base: SourceLike | None = None) -> bool:
+    """False for a checkpoint folder that brings no tokenizer of its own."""
+    source = _complete(source, base)
+    if gguf_path(source) is not None:
+        return True
+    folder = resolve_folder(cast(str, source.model), source.revision)
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def save_checkpoint(
@@ -151,6 +201,7 @@ def _load_plain(
         if gguf is not None:
             from transformers import GgufConfig
 
+            read_gguf(gguf)
             return AutoModelForCausalLM.from_pretrained(
                 str(gguf.parent),
                 gguf_file=gguf.name,
@@ -160,9 +211,12 @@ def _load_plain(
                 **placing,
             )
         folder = resolve_folder(cast(str, source.model), source.revision)
+        read_checkpoint(folder)  # names the file that is missing or damaged
         config = AutoConfig.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
+        if not trust_remote_code:
+            check_attention(config, folder)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             config=config,
@@ -196,8 +250,7 @@ def _fold_lora(model: PreTrainedModel, lora: Path, dtype: torch.dtype | None) ->
     except ImportError as error:
         raise InputError("LoRA experts need peft: pip install 'surgekit[lora]'") from error
     lora_config(lora)
-    if not any((lora / f"adapter_model.{end}").is_file() for end in ("safetensors", "bin")):
-        raise InputError(f"{lora}: expected a PEFT adapter folder, found no adapter_model in it")
+    read_lora(lora)  # names what is missing or damaged
     target = dtype or model.dtype
     dense = not getattr(model, "is_quantized", False)
     if dense:
@@ -246,9 +299,7 @@ def _as_input_error(what: str) -> Iterator[None]:
     ) as error:
         lines = [s for s in str(error).splitlines() if s.strip()] or [type(error).__name__]
         first = " ".join(s.strip() for s in lines[: 2 if lines[0].endswith(":") else 1])
-        hint = "; pass trust_remote_code=True if you trust it"
-        hint = hint if "trust_remote_code" in str(error) else ""
-        raise InputError(f"cannot load {what}: {first[:300]}{hint}") from error
+        raise InputError(f"cannot load {what}: {refusal(error) or first[:300]}") from error
     except Exception as error:
         # safetensors raises a class of its own, private to its extension module.
         if type(error).__name__ != "SafetensorError":
@@ -270,7 +321,8 @@ def _quiet_transformers() -> Iterator[None]:
     hf_logging.set_verbosity(logging.CRITICAL)
     hf_logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):
+        with redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of torch, harmless
             yield
     finally:
         hf_logging.set_verbosity(level)

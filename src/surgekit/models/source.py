@@ -6,12 +6,27 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from surgekit.errors import InputError
-from surgekit.files import read_json
+from surgekit.files import read_json_object, user_path
+from surgekit.models.untrusted import check_checkpoint, check_peft, refuse_url
+from surgekit.parsing import first_problem
 
 _ADAPTER_FILE = "adapter_config.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.json",
+)
 
 
 class ModelSource(BaseModel):
@@ -50,6 +65,13 @@ class ModelSource(BaseModel):
             raise ValueError("give one of model, gguf, package or lora; found none")
         if self.revision is not None and self.model is None:
             raise ValueError("revision goes with model (a hub id)")
+        for text in (self.model, self.gguf, self.lora):
+            if text is not None:
+                try:
+                    refuse_url(text)
+                    user_path(text)
+                except InputError as error:
+                    raise ValueError(str(error)) from error
         return self
 
     @classmethod
@@ -59,8 +81,8 @@ class ModelSource(BaseModel):
             return value
         try:
             return cls.model_validate(value)
-        except ValueError as error:
-            raise InputError(f"not a model source: {value!r} ({error})") from error
+        except ValidationError as error:
+            raise InputError(f"not a model source: {first_problem(error, value, cls)}") from error
 
     @property
     def needs_base(self) -> bool:
@@ -84,11 +106,11 @@ class ModelSource(BaseModel):
         for key in ("gguf", "lora"):
             text = getattr(self, key)
             if text is not None:
-                updates[key] = str((folder / Path(text).expanduser()).resolve())
+                updates[key] = str((folder / user_path(text)).resolve())
         if self.model is not None and (
-            (folder / Path(self.model).expanduser()).exists() or _looks_like_path(self.model)
+            (folder / user_path(self.model)).exists() or _looks_like_path(self.model)
         ):
-            updates["model"] = str((folder / Path(self.model).expanduser()).resolve())
+            updates["model"] = str((folder / user_path(self.model)).resolve())
         return self.model_copy(update=updates)
 
     def describe(self) -> str:
@@ -98,28 +120,35 @@ class ModelSource(BaseModel):
 
 
 def lora_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a PEFT adapter folder; raises InputError where there is none."""
+    """The configuration of a PEFT adapter folder; raises InputError where there is none.
+
+    So it does where that configuration asks for more than tensors that fold into the weights.
+    """
     path = folder / _ADAPTER_FILE
     if not path.is_file():
         raise InputError(f"{folder}: expected a PEFT adapter folder, found no {_ADAPTER_FILE}")
-    config = read_json(path, "a PEFT configuration")
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: expected a PEFT configuration, found a {type(config).__name__}")
+    config = read_json_object(path, "a PEFT configuration")
+    check_peft(config, folder)
     return config
+
+
+def is_lora_folder(folder: Path) -> bool:
+    """True for a folder with a PEFT adapter and no model of its own."""
+    return (folder / _ADAPTER_FILE).is_file() and not (folder / "config.json").is_file()
 
 
 def split_lora_folder(source: ModelSource) -> ModelSource:
     """Read a bare PEFT folder as base + LoRA, the base being the one its config names."""
     if source.model is None or source.lora is not None:
         return source
-    folder = Path(source.model).expanduser()
-    if not (folder / _ADAPTER_FILE).is_file() or (folder / "config.json").is_file():
+    folder = user_path(source.model)
+    if not is_lora_folder(folder):
         return source
     base = lora_config(folder).get("base_model_name_or_path")
     if not base:
         raise InputError(
             f"{source.model} is a LoRA adapter whose {_ADAPTER_FILE} names no base model; "
-            "write {model: BASE, lora: FOLDER} instead"
+            "give it with --base, or in a recipe as {model: BASE, lora: FOLDER}"
         )
     return ModelSource.parse({"model": base, "lora": source.model})
 
@@ -127,7 +156,7 @@ def split_lora_folder(source: ModelSource) -> ModelSource:
 def gguf_path(source: ModelSource) -> Path | None:
     """The GGUF file of a ``gguf`` or ``package`` source, else None."""
     if source.gguf is not None:
-        path = Path(source.gguf).expanduser()
+        path = user_path(source.gguf)
         if not path.is_file():
             raise InputError(f"GGUF file not found: {path}")
         return path
@@ -161,11 +190,13 @@ def resolve_folder(model: str, revision: str | None = None) -> Path:
     Raises:
         InputError: no such folder, or the id is neither cached nor reachable.
     """
-    folder = Path(model).expanduser()
+    folder = user_path(model)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(f"{folder}: expected a model folder, found no config.json in it")
+        check_checkpoint(folder)
         return folder
+    refuse_url(model)
     if folder.exists() or _looks_like_path(model):
         found = "a file" if folder.exists() else "nothing"
         raise InputError(f"model folder expected at {folder}, found {found}")
@@ -173,13 +204,15 @@ def resolve_folder(model: str, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(
+        folder = Path(
             snapshot_download(
                 model,
                 revision=revision,
                 ignore_patterns=["*.gguf", "*.onnx", "*.msgpack", "*.h5", "*.pth", "original/*"],
             )
         )
+        check_checkpoint(folder)
+        return folder
     except HFValidationError as error:
         raise InputError(f"{model!r} is neither a folder nor a hub id (owner/name)") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -187,6 +220,31 @@ def resolve_folder(model: str, revision: str | None = None) -> Path:
             f"{model!r} is no local folder, and as a hub id it is neither in the local cache nor "
             f"could it be fetched ({type(error).__name__}); give a folder, or log in and go online"
         ) from error
+
+
+def cached_folder(model: str, revision: str | None = None) -> Path | None:
+    """The same without asking the hub: None for an id that has to be fetched.
+
+    Raises:
+        InputError: no such folder, or an id that is not cached while ``HF_HUB_OFFLINE`` is set.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    folder = user_path(model)
+    if folder.exists() or _looks_like_path(model) or constants.HF_HUB_OFFLINE:
+        return resolve_folder(model, revision)
+    refuse_url(model)
+    try:
+        folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except HFValidationError as error:
+        raise InputError(f"{model!r} is neither a folder nor a hub id (owner/name)") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+        return None
+    if not (folder / "config.json").is_file():
+        return None
+    check_checkpoint(folder)
+    return folder
 
 
 def _looks_like_path(text: str) -> bool:

@@ -70,7 +70,7 @@ def capture_all(
 
     Of the merged model: all splits of all domains, and the plain text. Of each expert: its own
     domain, with entropies, and a few test prompts at another batch size (the noise floor). Of the
-    base: the test prompts.
+    base: the validation prompts, on which experts are checked, and the test prompts.
     """
     batch = recipe.batch_size
     jobs: dict[str, list[_Job]] = {"merged": [], "base": []}
@@ -80,7 +80,9 @@ def capture_all(
             jobs["merged"].append(_Job(f"{domain}/{split}/merged", sequences, False, batch))
             jobs[domain].append(_Job(f"{domain}/{split}/{domain}", sequences, True, batch))
         test = prepared.splits["test"]
-        jobs["base"].append(_Job(f"{domain}/test/base", test, False, batch))
+        for split in ("validation", "test"):
+            of_split = prepared.splits[split]
+            jobs["base"].append(_Job(f"{domain}/{split}/base", of_split, False, batch))
         few = test.select(list(range(min(NOISE_PROMPTS, len(test)))))
         other = batch // 2 if batch > 1 else 2
         jobs[domain].append(_Job(f"{domain}/noise/{domain}", few, False, other))

@@ -6,13 +6,16 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from surgekit.errors import InputError
+from surgekit.models.loading import has_tokenizer, load_tokenizer
 from surgekit.recipe import Domain, PromptSet, Recipe
 from surgekit.states.prompts import Prompt, TokenizedPrompts, read_prompts, tokenize_prompts
+from surgekit.states.rendering import check_same_tokenizer
 
 SPLITS = ("calibration", "validation", "test")
 
@@ -102,6 +105,41 @@ def tokenize_domain(
         except InputError as error:
             raise InputError(f"domains.{name}.{split}: {error}") from error
     return DomainTokens(splits, prompts.draws)
+
+
+def check_tokenizers(
+    folders: Mapping[str, Path],
+    domains: Mapping[str, DomainPrompts],
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    trust_remote_code: bool,
+) -> None:
+    """Raise MismatchError where a model reads a prompt as other tokens than the merged one.
+
+    Args:
+        folders: by name: ``base``, and each domain for its expert. One without a tokenizer of its
+            own has nothing to say.
+        domains: the prompts; of each all splits are compared, for the base all domains' test.
+        tokenizer: the merged model's.
+    """
+    wanted = [("base", name, ("test",)) for name in domains]
+    wanted += [(name, name, SPLITS) for name in domains]
+    known: dict[str, PreTrainedTokenizerBase] = {}
+    for model, name, splits in wanted:
+        folder = str(folders[model])
+        if not has_tokenizer(folder):
+            continue
+        if model not in known:
+            known[model] = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        for split in splits:
+            check_same_tokenizer(
+                domains[name].splits[split],
+                tokenizer,
+                known[model],
+                format=recipe.domains[name].format,
+                whose=f"base, on {name}" if model == "base" else f"expert of {name}",
+            )
 
 
 def tokens_digest(tokens: TokenizedPrompts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from surgekit.adapters.files import load_adapter, save_adapter
+from surgekit.adapters.files import is_adapter, load_adapter, save_adapter
 from surgekit.errors import InputError
 from surgekit.models.anatomy import Head
 from surgekit.models.fingerprint import digest_json
+from surgekit.parsing import first_problem
 from surgekit.pipeline.capturing import StateStore
 from surgekit.pipeline.prompts import DomainTokens
 from surgekit.pipeline.run_directory import RunDirectory
@@ -116,8 +118,7 @@ def module_config(method: Method, hidden_size: int) -> SurgeryConfig:
     try:
         return method.config(hidden_size)
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise InputError(f"method {method.id}: {said}") from error
+        raise InputError(f"method {method.id}: {first_problem(error)}") from error
 
 
 def _inputs(
@@ -151,6 +152,8 @@ def _calibrate_one(
         domain=f"{shared.domain}, {method.id}, seed {seed}",
         device="cpu" if recipe.device == "auto" else recipe.device,
     )
+    if folder.is_dir() and not is_adapter(folder):
+        shutil.rmtree(folder)  # this run's own place, with what was left of an adapter in it
     save_adapter(module, folder, domain=shared.domain, method=method.id)
     record = module.record
     return {

@@ -1,12 +1,20 @@
-"""Pre-flight of a domain's prompts: format, responses, and what stands in two sets."""
+"""Pre-flight of a domain's prompts: format, responses, number of items."""
 
 from __future__ import annotations
 
 from surgekit.errors import InputError
 from surgekit.findings import Finding, attempt
-from surgekit.pipeline.prompts import DomainPrompts, read_domain
+from surgekit.pipeline.prompts import SPLITS, DomainPrompts, read_domain
 from surgekit.recipe import Recipe
-from surgekit.states.prompts import Prompt, check_format
+from surgekit.states.prompts import check_format
+
+FEW_ITEMS = 10
+"""Prompts below which a set says little."""
+_USE = {
+    "calibration": "what is fitted on so few does not carry over",
+    "validation": "methods are chosen by chance on so few",
+    "test": "figures on so few have wide intervals",
+}
 
 
 def check_domain(recipe: Recipe, name: str) -> tuple[DomainPrompts | None, list[Finding]]:
@@ -16,8 +24,8 @@ def check_domain(recipe: Recipe, name: str) -> tuple[DomainPrompts | None, list[
     prompts = attempt(findings, lambda: read_domain(name, domain, recipe.seeds))
     attempt(findings, lambda: _format(name, domain.format, prompts))
     if prompts is not None:
-        findings += _shared_prompts(name, prompts)
         findings += _missing_responses(name, prompts, recipe)
+        findings += _few_items(name, prompts)
     if domain.tasks:
         findings.append(
             Finding(
@@ -39,31 +47,6 @@ def _format(name: str, format: str, prompts: DomainPrompts | None) -> None:
         raise InputError(
             f"domains.{name}: format 'plain' takes 'prompt', found 'messages'; use format chat"
         )
-
-
-def _shared_prompts(name: str, prompts: DomainPrompts) -> list[Finding]:
-    """The same prompt in two sets: what is reported would have been tuned on."""
-    seen: dict[str, dict[str, int]] = {
-        split: {_normalised(p): i for i, p in enumerate(items)}
-        for split, items in prompts.splits.items()
-    }
-    findings: list[Finding] = []
-    for one, other in (
-        ("calibration", "test"),
-        ("validation", "test"),
-        ("calibration", "validation"),
-    ):
-        shared = seen[one].keys() & seen[other].keys()
-        if shared:
-            example = prompts.splits[other][seen[other][sorted(shared)[0]]]
-            findings.append(
-                Finding(
-                    "error",
-                    f"domains.{name}: {len(shared)} prompts stand in {one} and in {other}, e.g. "
-                    f"{_normalised(example)[:60]!r}; the three sets must not share prompts",
-                )
-            )
-    return findings
 
 
 def _missing_responses(name: str, prompts: DomainPrompts, recipe: Recipe) -> list[Finding]:
@@ -88,5 +71,14 @@ def _missing_responses(name: str, prompts: DomainPrompts, recipe: Recipe) -> lis
     return findings
 
 
-def _normalised(prompt: Prompt) -> str:
-    return " ".join(" ".join(t["content"] for t in prompt.turns()[0]).split()).casefold()
+def _few_items(name: str, prompts: DomainPrompts) -> list[Finding]:
+    counts = {split: len(prompts.splits[split]) for split in SPLITS}
+    counts["calibration"] = len(next(iter(prompts.draws.values())))
+    return [
+        Finding(
+            "warning",
+            f"domains.{name}.{split}: {count} prompts; {_USE[split]}, give at least {FEW_ITEMS}",
+        )
+        for split, count in counts.items()
+        if count < FEW_ITEMS
+    ]
