@@ -10,16 +10,20 @@ import pytest
 import yaml
 
 from surgekit.cli import run as command
+from surgekit.errors import InputError
+from surgekit.pipeline.run import run_recipe
 
 from .runs import document, leftovers, make_world, recipe, sound
 from .sources import lora
 from .tiny import llama
+from .wrong import drift, fit, linear_of
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = make_world(tmp_path_factory.mktemp("world"))
     lora(root / "lora", llama(0))
+    (root / "merge.yml").write_text(linear_of("./math", "./code"))
     return root
 
 
@@ -38,7 +42,8 @@ def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         return folder
 
     yield mount
-    subprocess.run(["umount", str(folder)], check=False, capture_output=True)
+    # Lazily: a file that a kept traceback still maps would hold it.
+    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
 
 
 def refused(out: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -59,16 +64,68 @@ def test_a_full_disk_ends_the_run_in_one_line(
     tmp_path: Path,
     size: str,
 ) -> None:
-    file = tmp_path / "recipe.yaml"
     domains = document()["domains"]
     domains["code"]["expert"] = {"lora": "./lora"}
-    changes = recipe(world, domains=domains).model_dump(mode="json")
-    file.write_text(yaml.safe_dump(changes, sort_keys=False))
+    made = recipe(world, domains=domains)
     disk = mounted(f"size={size}")
-    line = refused(disk / "run", file, capsys)
+    # The check before a run sees that the disk is too small; another may fill it later.
+    with pytest.raises(InputError, match="No space left on device") as caught:
+        run_recipe(made, disk / "run")
+    assert str(disk) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert leftovers(disk) == []
+    sound(disk / "run")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(made.model_dump(mode="json"), sort_keys=False))
+    assert str(disk) in refused(disk / "run", file, capsys)
+
+
+VERBS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "init": ("init merge.yml --out DISK/new", ("4k",)),
+    "merge": ("merge merge.yml DISK/new -q", ("8k", "64k", "100k")),
+    "calibrate": (fit(more="-q").replace("--out new", "--out DISK/new"), ("8k", "32k")),
+    "bias": (drift(more="--plot DISK/new.html -q"), ("8k", "1m")),
+}
+
+
+@pytest.mark.parametrize(("verb", "size"), [(v, s) for v, (_, ss) in VERBS.items() for s in ss])
+def test_a_full_disk_ends_every_verb_in_one_line(
+    world: Path,
+    mounted: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    size: str,
+) -> None:
+    monkeypatch.chdir(world)
+    disk = mounted(f"size={size}")
+    if verb == "init":
+        (disk / "full").write_bytes(b"x" * 4096)
+    before = sorted(disk.iterdir())
+    assert command(VERBS[verb][0].replace("DISK", str(disk)).split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("surgekit: cannot write ")
     assert "No space left on device" in line
     assert str(disk) in line
-    sound(disk / "run")
+    assert sorted(disk.iterdir()) == before
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_disk_that_is_read_only_is_found_before_any_work(
+    world: Path,
+    mounted: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+) -> None:
+    monkeypatch.chdir(world)
+    disk = mounted("ro")
+    call = [a for a in VERBS[verb][0].replace("DISK", str(disk)).split() if a != "-q"]
+    assert command(call) == 2
+    (line,) = capsys.readouterr().err.splitlines()  # not one note of any work
+    assert "Read-only file system" in line
 
 
 def test_a_place_that_is_read_only(

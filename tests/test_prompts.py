@@ -83,8 +83,8 @@ BAD_LINES = {
     "not JSON": ('{"prompt": ', "not JSON"),
     "two documents": ('{"prompt": "a"} {"prompt": "b"}', "not JSON"),
     "a raw tab": ('{"prompt": "a\tb"}', "not JSON"),
-    "a list": ('["a"]', "dictionary"),
-    "null": ("null", "dictionary"),
+    "a list": ('["a"]', "expected a JSON object"),
+    "null": ("null", "expected a JSON object"),
     "a number": ('{"prompt": 3}', "prompt: "),
     "neither": ('{"response": "x"}', "either 'prompt' or 'messages'"),
     "both": ('{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}', "either"),
@@ -93,7 +93,7 @@ BAD_LINES = {
     "no messages": ('{"messages": []}', "'messages' is empty"),
     "blank messages": ('{"messages": [{"role": "user", "content": " "}]}', "'messages' is empty"),
     "no question": ('{"messages": [{"role": "assistant", "content": "x"}]}', "no question"),
-    "no content": ('{"messages": [{"role": "user"}]}', "messages.0.content: "),
+    "no content": ('{"messages": [{"role": "user"}]}', "'messages.0.content' is missing"),
     "response aside": (
         '{"messages": [{"role": "user", "content": "b"}], "response": "x"}',
         "'response' goes with 'prompt'",
@@ -117,14 +117,14 @@ def test_a_bad_line_is_named(case: str, tmp_path: Path) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     for content in (b"\xff\xfe\x00", b"\x80", '{"prompt": "a"}'.encode("utf-16")):
-        with pytest.raises(InputError, match="UTF-8 JSONL file"):
+        with pytest.raises(InputError, match="prompt file expected as UTF-8 text"):
             read_prompts(written(tmp_path, content))
     for content in (b"", b"\n \n", b"\xef\xbb\xbf"):
         with pytest.raises(InputError, match="at least one prompt, found none"):
             read_prompts(written(tmp_path, content))
     with pytest.raises(InputError, match="prompt file not found"):
         read_prompts(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match="UTF-8 JSONL file"):
+    with pytest.raises(InputError, match="prompt file expected as UTF-8 text"):
         read_prompts(tmp_path)
 
 

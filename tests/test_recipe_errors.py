@@ -123,13 +123,13 @@ WRONG: dict[str, tuple[str, str]] = {
     "YAML list as key": (added(f"? [a]{HERE}\n: 1"), "not YAML"),
     "two documents": (added(f"---{HERE}\nx: 1"), "another document"),
     "contains itself": (added(f"body: &a [*a]{HERE}"), "contains itself"),
-    "no date": (added("body: 2020-13-45"), "month"),
+    "no date": (added("body: 2020-13-45"), "is a date to YAML"),
     "no number": (added("seeds: !!int abc"), "abc"),
     "deep": (added("body: " + "[" * 3000 + "]" * 3000), "not YAML"),
     "control character": (added("body: \0"), "not YAML"),
-    "path with a NUL": (edited("cal.jsonl", '"a\\0b"'), "path"),
-    "path of half a letter": (edited("cal.jsonl", '"a\\ud800b"'), "path"),
-    "home of nobody": (edited("./math", '"~no_such_user/x"'), "home"),
+    "path with a NUL": (edited("cal.jsonl", f'"a\\0b"{HERE}'), "path"),
+    "path of half a letter": (edited("cal.jsonl", f'"a\\ud800b"{HERE}'), "path"),
+    "home of nobody": (edited("./math", f'"~no_such_user/x"{HERE}'), "home"),
     "empty": ("", "expected a mapping"),
     "a word": ("hello", "expected a mapping"),
     "a list": ("[1, 2]", "expected a mapping"),
@@ -195,10 +195,10 @@ def test_names_of_types_are_good_names_of_domains(name: str) -> None:
 def test_a_missing_or_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="recipe not found"):
         load_recipe(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match="UTF-8 YAML file"):
+    with pytest.raises(InputError, match="recipe expected as UTF-8 text"):
         load_recipe(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="UTF-8 YAML file"):
+    with pytest.raises(InputError, match="recipe expected as UTF-8 text"):
         load_recipe(tmp_path / "binary.yaml")
 
 

@@ -9,6 +9,8 @@ import typer
 
 from surgekit._version import __version__
 
+MAX_SEED = 2**32 - 1  # as in surgery.config, which is not to be imported before a verb runs
+
 app = typer.Typer(
     name="surgekit",
     help="mergekit merges; surgekit finds out what the merge broke, repairs it and proves it.",
@@ -16,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="Exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted. "
+    epilog="Exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted, 143 terminated. "
     "--traceback with any verb shows where an error came from.",
 )
 
@@ -72,12 +74,26 @@ def init(
 @app.command()
 def check(
     recipe: Annotated[Path, typer.Argument(help="The recipe.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run directory  [default: runs/RECIPE]")
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Load the models too, and look at what they compute.")
+    ] = False,
+    trust_remote_code: Trust = False,
     json: Json = False,
 ) -> None:
-    """Find what can be wrong before any work: files, shapes, duplicates, disk, memory, time."""
+    """Find what can be wrong before any work: files, shapes, duplicates, disk, memory, time.
+
+    What it finds is its outcome and goes to stdout, errors among it; the exit status is 2 where a
+    run would be refused, else 0. Only a recipe that cannot be read at all is reported on stderr;
+    with --json that too is a finding of the one document on stdout.
+    """
     from surgekit.cli import recipes
 
-    raise typer.Exit(recipes.check(recipe, as_json=json))
+    raise typer.Exit(
+        recipes.check(recipe, out, deep=deep, trust_remote_code=trust_remote_code, as_json=json)
+    )
 
 
 @app.command()
@@ -121,7 +137,9 @@ def run(
 def merge(
     config: Annotated[Path, typer.Argument(help="A mergekit configuration.")],
     out: Annotated[Path, typer.Argument(help="Folder for the merged model.")],
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of randomised methods.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of randomised methods.")
+    ] = 0,
     device: Device = "cpu",
     trust_remote_code: Trust = False,
     json: Json = False,
@@ -206,14 +224,17 @@ def calibrate(
         int | None, typer.Option("--rank", min=1, help="[default: 16; linear: whole]")
     ] = None,
     max_positions: Annotated[
-        int | None, typer.Option("--max-positions", min=1, help="Rows of the table [default: 512]")
+        int | None,
+        typer.Option(
+            "--max-positions", min=1, max=1 << 20, help="Rows of the table [default: 512]"
+        ),
     ] = None,
     iterations: Annotated[int, typer.Option("--iterations", min=1)] = 500,
     learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-3,
     prompts_per_step: Annotated[
         int, typer.Option("--prompts-per-step", min=1, help="Prompts an iteration.")
     ] = 16,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED)] = 0,
     ridge: Annotated[
         str, typer.Option("--ridge", help="For linear: loo, gcv, or a number.")
     ] = "loo",

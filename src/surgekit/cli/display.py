@@ -16,7 +16,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
+from surgekit.errors import printable
 from surgekit.pipeline.progress import Reporter
 
 
@@ -27,7 +29,15 @@ def print_json(document: Any) -> None:
 
 def stdout() -> Console:
     """The console for data; wide where it is no terminal, so that no figure is cut."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    return _PlainConsole(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+class _PlainConsole(Console):
+    """Shows text as it is: names in files from elsewhere are no markup and steer no terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        plain: dict[str, Any] = options | {"markup": False, "emoji": False}
+        return super().render_str(printable(text), **plain)
 
 
 class TerminalReporter(Reporter):
@@ -35,7 +45,7 @@ class TerminalReporter(Reporter):
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._console = Console(stderr=True, highlight=False)
+        self._console = _PlainConsole(stderr=True, highlight=False)
         self._bar: Progress | None = None
         self._task: Any = None
         self._reused = 0
@@ -85,7 +95,7 @@ class TerminalReporter(Reporter):
 
     def _say(self, text: str) -> None:
         if not self._quiet:
-            self._console.print(text, markup=False)
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def _clock(self) -> str:
         seconds = int(time.perf_counter() - self._started)

@@ -10,7 +10,8 @@ from rich.table import Table
 from surgekit.adapters.files import is_adapter, load_adapter
 from surgekit.cli.display import print_json, results_table, stdout
 from surgekit.errors import InputError
-from surgekit.files import read_json
+from surgekit.pipeline.results import RESULTS_FILE, read_results
+from surgekit.pipeline.run_directory import check_run_format, finished_stages
 from surgekit.states.states import load_states
 
 
@@ -20,7 +21,7 @@ def inspect(path: Path, *, as_json: bool) -> None:
         raise InputError(f"{path}: expected an adapter, a run directory or a states file; nothing")
     if path.is_dir() and is_adapter(path):
         _show_facts(_adapter_facts(path), as_json=as_json)
-    elif path.is_dir() and ((path / "results.json").is_file() or (path / "stages").is_dir()):
+    elif path.is_dir() and ((path / RESULTS_FILE).is_file() or (path / "stages").is_dir()):
         _show_run(path, as_json=as_json)
     elif path.is_file() and path.suffix == ".safetensors":
         _show_facts(_states_facts(path), as_json=as_json)
@@ -41,7 +42,8 @@ def _adapter_facts(path: Path) -> dict[str, Any]:
         **info.surgery.model_dump(exclude_none=True),
         "parameters": module.parameter_count(),
         "bytes": module.tensor_bytes(),
-        "largest weight": max(float(p.abs().max()) for p in module.parameters()),
+        "largest weight": max(float(p.double().abs().max()) for p in module.parameters()),
+        "checksums": "verified" if info.tensors_sha256 and info.settings_sha256 else "missing",
         **record,
         "positions calibrated": len(counts),
         "tokens at the first and last of them": [counts[0], counts[-1]] if counts else None,
@@ -80,11 +82,9 @@ def _show_facts(facts: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _show_run(path: Path, *, as_json: bool) -> None:
-    markers = sorted(p for p in (path / "stages").rglob("*.json") if p.name != "hashes.json")
-    stages = [str(p.relative_to(path / "stages").with_suffix("")) for p in markers]
-    results = None
-    if (path / "results.json").is_file():
-        results = read_json(path / "results.json", "a run's results")
+    check_run_format(path)
+    stages = finished_stages(path)
+    results = read_results(path)
     if as_json:
         print_json({"kind": "run", "finished stages": stages, "results": results})
         return

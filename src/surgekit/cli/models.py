@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 from rich.table import Table
+from transformers import PreTrainedTokenizerBase
 
 from surgekit.adapters.files import check_room, load_adapter, save_adapter
 from surgekit.bias import MEASURES, Bias, measure_bias
 from surgekit.cli.display import TerminalReporter, print_json, stdout
-from surgekit.errors import InputError
+from surgekit.cli.options import UNNAMED, named, option_error, text_part
+from surgekit.errors import InputError, MismatchError
+from surgekit.files import expect_writable, user_path
 from surgekit.merging import merge as merge_models
-from surgekit.models.anatomy import Head, find_head
-from surgekit.models.loading import load_model, load_tokenizer
-from surgekit.models.source import ModelSource, split_lora_folder
+from surgekit.models.anatomy import Head, find_anatomy
+from surgekit.models.devices import check_device
+from surgekit.models.loading import has_tokenizer, load_model, load_tokenizer, parse_dtype
+from surgekit.models.source import ModelSource, is_lora_folder
+from surgekit.parsing import nearest
+from surgekit.pipeline.preflight.models import check_apart
 from surgekit.states.capture import capture
-from surgekit.states.prompts import TextPart, TokenizedPrompts, read_prompts, tokenize_prompts
+from surgekit.states.prompts import TokenizedPrompts, read_prompts, tokenize_prompts
+from surgekit.states.rendering import check_format, check_same_tokenizer
 from surgekit.states.states import States
 from surgekit.surgery.config import CalibrationConfig, SurgeryConfig
 from surgekit.surgery.fit import calibrate as calibrate_module
+from surgekit.surgery.modules import SurgeryModule
 
 
 @dataclass(frozen=True)
@@ -41,23 +49,69 @@ class Session:
     trust_remote_code: bool
     quiet: bool
 
-    def tokens(self, file: str) -> TokenizedPrompts:
-        """A prompt file as the merged model sees it."""
-        tokenizer = load_tokenizer(
-            self.merged, base=self.base, trust_remote_code=self.trust_remote_code
-        )
-        prompts = read_prompts(file)[: self.limit]
-        return tokenize_prompts(prompts, tokenizer, format=self.format, max_length=self.max_length)
+    def tokens(self, experts: dict[str, str], files: dict[str, str]) -> dict[str, TokenizedPrompts]:
+        """Prompt files as the merged model sees them; each expert must see the same."""
+        check_device(self.device)
+        parse_dtype(self.dtype)
+        try:
+            check_format(self.format)
+        except InputError as error:
+            raise InputError(f"--format: {error}") from error
+        prompts = {name: read_prompts(file)[: self.limit] for name, file in files.items()}
+        self._check(experts)
+        tokenizer = self._tokenizer(self.merged)
+        found: dict[str, TokenizedPrompts] = {}
+        for name, file in files.items():
+            try:
+                found[name] = tokenize_prompts(
+                    prompts[name], tokenizer, format=self.format, max_length=self.max_length
+                )
+            except InputError as error:
+                raise type(error)(f"{file}: {error}") from error
+            if has_tokenizer(**self._placed(experts[name])):
+                check_same_tokenizer(
+                    prompts[name],
+                    tokenizer,
+                    self._tokenizer(experts[name]),
+                    format=self.format,
+                    whose=experts[name],
+                )
+            if found[name].cut:
+                TerminalReporter(quiet=self.quiet).note(
+                    f"{file}: {found[name].cut} sequences were cut at max_length"
+                )
+        return found
+
+    def _check(self, experts: dict[str, str]) -> None:
+        """Refuse models that cannot be compared, before any of them is loaded."""
+        reporter = TerminalReporter(quiet=self.quiet)
+        named = {f"--expert {name}": self._source(model) for name, model in experts.items()}
+        for finding in check_apart(self._source(self.merged), named):
+            if finding.level == "error":
+                raise InputError(finding.message)
+            if finding.level == "warning":
+                reporter.note(str(finding))
+
+    def _source(self, source: str) -> ModelSource:
+        placed = self._placed(source)
+        parsed = ModelSource.parse(placed["source"])
+        return parsed if placed["base"] is None else parsed.over(ModelSource.parse(placed["base"]))
+
+    def _tokenizer(self, source: str) -> PreTrainedTokenizerBase:
+        return load_tokenizer(**self._placed(source), trust_remote_code=self.trust_remote_code)
+
+    def _placed(self, source: str) -> dict[str, Any]:
+        """A source, and the base of the user's where it is a LoRA alone."""
+        base = self.base if _is_bare_lora(source) else None
+        return {"source": {"lora": source} if base else source, "base": base}
 
     def states(
         self, source: str, wanted: dict[str, TokenizedPrompts], *, expert: bool
     ) -> tuple[dict[str, States], Head]:
         """States of one model on several token sets, and its head."""
         reporter = TerminalReporter(quiet=self.quiet)
-        base = self.base if _is_bare_lora(source) else None
         model = load_model(
-            {"lora": source} if base else source,
-            base=base,
+            **self._placed(source),
             dtype=self.dtype,
             device=None if self.device == "cpu" else self.device,
             trust_remote_code=self.trust_remote_code,
@@ -79,22 +133,7 @@ class Session:
                 )
             finally:
                 reporter.finish()
-        return found, find_head(model, self.head)[1]
-
-
-def named(values: list[str], option: str) -> dict[str, str]:
-    """``NAME=VALUE`` options as a mapping; a single value without a name is called ``domain``."""
-    pairs: dict[str, str] = {}
-    for value in values:
-        name, found, rest = value.partition("=")
-        if not found and len(values) == 1:
-            name, rest = "domain", value
-        elif not found or not name or not rest:
-            raise InputError(f"{option}: expected NAME=VALUE, found {value!r}")
-        if name in pairs:
-            raise InputError(f"{option}: {name!r} is given twice")
-        pairs[name] = rest
-    return pairs
+        return found, find_anatomy(model, body=self.body, head=self.head)[1]
 
 
 def merge(
@@ -109,7 +148,13 @@ def merge(
 ) -> None:
     """Merge by a mergekit YAML and show the effective weights."""
     result = merge_models(
-        config, out, seed=seed, device=device, trust_remote_code=trust_remote_code, quiet=quiet
+        config,
+        out,
+        seed=seed,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        quiet=quiet,
+        warn=not quiet,
     )
     if as_json:
         print_json(
@@ -118,6 +163,7 @@ def merge(
                 "effective_weights": result.effective_weights,
                 "seed": result.seed,
                 "mergekit": result.mergekit,
+                "findings": [f.as_dict() for f in result.findings],
             }
         )
         return
@@ -145,9 +191,17 @@ def bias(
         if name not in experts:
             raise InputError(f"--adapter {name}: no --expert of that name")
     modules = {name: load_adapter(folder)[0] for name, folder in adapters.items()}
-    part = _text(text)
-    tokens = {name: session.tokens(file) for name, file in prompts.items()}
+    part = text_part(text)
+    if plot is not None:
+        if plot.suffix not in (".html", ".htm"):
+            raise InputError(f"--plot: expected a file that ends in .html, found {str(plot)!r}")
+        if plot.is_dir():
+            raise InputError(f"--plot: expected a file, found a folder: {plot}")
+        expect_writable(plot)
+    tokens = session.tokens(experts, prompts)
     merged, _ = session.states(session.merged, tokens, expert=False)
+    for name, module in modules.items():
+        _expect_same_model(module, merged[name], adapters[name])
     measured: dict[str, dict[str, Bias]] = {}
     for name, source in experts.items():
         expert = session.states(source, {name: tokens[name]}, expert=False)[0][name]
@@ -189,7 +243,7 @@ def calibrate(
     """Capture both models' states, fit one module and write it as an adapter."""
     ((name, source),) = named([expert], "--expert").items()
     ((label, file),) = named([prompts], "--prompts").items()
-    if label not in ("domain", name):
+    if label not in (UNNAMED, name):
         raise InputError(f"--prompts is for {label!r}, --expert for {name!r}")
     calibration = _calibration(fitting)
     try:
@@ -197,14 +251,14 @@ def calibrate(
         module_name = SurgeryConfig(hidden_size=1 << 30, **surgery).module
         loss = calibration.loss_for(module_name)
     except ValueError as error:
-        raise InputError(first_line(error)) from error
+        raise option_error(error, surgery) from error
     check_room(out)
-    tokens = {name: session.tokens(file)}
+    tokens = session.tokens({name: source}, {name: file})
     merged, head = session.states(session.merged, tokens, expert=False)
     try:
         config = SurgeryConfig(hidden_size=merged[name].hidden_size, **surgery)
     except ValidationError as error:
-        raise InputError(first_line(error)) from error
+        raise option_error(error, surgery) from error
     wanted, _ = session.states(source, tokens, expert=True)
     module = calibrate_module(
         merged[name],
@@ -245,29 +299,31 @@ def _calibration(fitting: dict[str, Any]) -> CalibrationConfig:
         try:
             ridge = float(ridge)
         except ValueError as error:
-            raise InputError(f"--ridge: expected loo, gcv or a number, found {ridge!r}") from error
+            hint = nearest(ridge, ("loo", "gcv"))
+            raise InputError(
+                f"--ridge: expected loo, gcv or a number, found {ridge!r}{hint}"
+            ) from error
+    given = fitting | {"ridge": ridge}
     try:
-        return CalibrationConfig.model_validate(fitting | {"ridge": ridge})
+        return CalibrationConfig.model_validate(given)
     except ValidationError as error:
-        raise InputError(first_line(error)) from error
-
-
-def first_line(error: ValueError) -> str:
-    """What an error about an option's value says, its name first where it is known."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    where = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
-    return f"{where}{first['msg'].removeprefix('Value error, ')}"
+        raise option_error(error, given, {"batch_size": "--prompts-per-step"}) from error
 
 
 def _is_bare_lora(source: str) -> bool:
-    """A PEFT folder whose base the user names; without --base its own configuration says it."""
+    """A PEFT folder, which lies on --base where that is given, else on what it names itself."""
     parsed = ModelSource.parse(source)
-    folder = Path(source)
-    return (folder / "adapter_config.json").is_file() and (
-        parsed.lora is not None or split_lora_folder(parsed).lora is not None
-    )
+    return parsed.model is not None and is_lora_folder(user_path(parsed.model))
+
+
+def _expect_same_model(module: SurgeryModule, merged: States, folder: str) -> None:
+    """An adapter says something about the merged model it was made for, and about no other."""
+    wanted = module.record.get("merged_fingerprint")
+    if wanted and wanted != merged.model:
+        raise MismatchError(
+            f"adapter {folder} was made for the model {str(wanted)[:16]}…, --merged is "
+            f"{merged.model[:16]}…; give the merged model it belongs to, or calibrate anew"
+        )
 
 
 def _same_names(experts: dict[str, str], prompts: dict[str, str], option: str) -> None:
@@ -276,12 +332,6 @@ def _same_names(experts: dict[str, str], prompts: dict[str, str], option: str) -
             f"--expert names {', '.join(experts)}, {option} names {', '.join(prompts)}; "
             "give one of each a domain"
         )
-
-
-def _text(text: str) -> TextPart:
-    if text not in get_args(TextPart):
-        raise InputError(f"--text: expected prompt, response or both, found {text!r}")
-    return text  # type: ignore[return-value]
 
 
 def _bias_table(name: str, rows: dict[str, Bias], width: int) -> Table:

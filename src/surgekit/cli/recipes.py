@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from surgekit.cli.display import TerminalReporter, print_json, results_table, stdout
-from surgekit.cli.models import first_line
+from surgekit.cli.options import option_error
 from surgekit.errors import InputError
-from surgekit.files import write_text
+from surgekit.files import expect_writable, write_text
+from surgekit.findings import Finding
 from surgekit.merging import read_merge_config
 from surgekit.models.source import ModelSource
 from surgekit.pipeline.preflight import preflight
@@ -20,7 +21,7 @@ from surgekit.pipeline.run import run_recipe
 from surgekit.recipe import RESERVED_NAMES, Recipe, load_recipe
 
 _DOMAIN = """\
-  {name}:
+  {key}:
     expert: {expert}
     format: chat                       # chat | plain | a jinja template
     calibration: {{file: data/{name}/calibration.jsonl, items: 50}}
@@ -63,24 +64,39 @@ def init(mergekit_yaml: Path, out: Path | None) -> None:
         path = ModelSource.parse(model).relative_to(here).model or model
         return model if path == model else _relative(Path(path), folder)
 
+    if out is not None:
+        if out.exists() or out.is_symlink():
+            raise InputError(f"{out} exists already; name another file")
+        expect_writable(out)
     text = _RECIPE.format(
         base="BASE" if base is None else _scalar(placed(base)),
         domains="".join(
-            _DOMAIN.format(name=n, expert=_scalar(placed(e))) for n, e in names.items()
+            _DOMAIN.format(key=_scalar(n), name=n, expert=_scalar(placed(e)))
+            for n, e in names.items()
         ),
         merge=_scalar(_relative(mergekit_yaml.resolve(), folder)),
     )
     if out is None:
         sys.stdout.write(text)
         return
-    if out.exists():
-        raise InputError(f"{out} exists already; name another file")
     write_text(out, text)
 
 
-def check(recipe_file: Path, *, as_json: bool) -> int:
+def check(
+    recipe_file: Path, out: Path | None, *, deep: bool, trust_remote_code: bool, as_json: bool
+) -> int:
     """Show what preflight finds; returns the exit status."""
-    findings = preflight(load_recipe(recipe_file))
+    try:
+        findings = preflight(
+            load_recipe(recipe_file),
+            out=out or _default_out(recipe_file),
+            deep=deep,
+            trust_remote_code=trust_remote_code,
+        )
+    except InputError as error:
+        if not as_json:
+            raise
+        findings = [Finding("error", str(error))]
     wrong = any(f.level == "error" for f in findings)
     if as_json:
         print_json({"ok": not wrong, "findings": [f.as_dict() for f in findings]})
@@ -88,8 +104,21 @@ def check(recipe_file: Path, *, as_json: bool) -> int:
     for finding in findings:
         stdout().print(str(finding), markup=False, soft_wrap=True)
     if not wrong:
-        stdout().print("ready to run", markup=False)
+        stdout().print(f"ready to run{_open_points(findings)}", markup=False)
     return 2 if wrong else 0
+
+
+def _open_points(findings: list[Finding]) -> str:
+    """How many warnings a recipe goes with, and how much of it is not verified."""
+    warnings = sum(f.level == "warning" for f in findings)
+    unverified = sum(f.level == "unverified" for f in findings)
+    said = [f"{warnings} warning{'s' if warnings > 1 else ''}"] if warnings else []
+    said += [f"{unverified} not verified"] if unverified else []
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _default_out(recipe_file: Path) -> Path:
+    return Path("runs") / recipe_file.stem
 
 
 def run(
@@ -105,15 +134,16 @@ def run(
     """Run a recipe and show its results."""
     recipe = load_recipe(recipe_file)
     if changes:
+        given = recipe.model_dump() | changes
         try:
-            recipe = Recipe.model_validate(recipe.model_dump() | changes)
+            recipe = Recipe.model_validate(given)
         except ValueError as error:
-            raise InputError(first_line(error).replace("--seeds", "--seed", 1)) from error
+            raise option_error(error, given, {"seeds": "--seed"}) from error
     if limit is not None:
         recipe = _limited(recipe, limit)
-    out = out or Path("runs") / recipe_file.stem
+    out = out or _default_out(recipe_file)
     reporter = TerminalReporter(quiet=quiet)
-    for finding in preflight(recipe):
+    for finding in preflight(recipe, out=out, fetch=True, trust_remote_code=trust_remote_code):
         if finding.level == "error":
             raise InputError(finding.message)
         if finding.level == "warning":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -19,8 +21,11 @@ from pydantic import (
 
 from surgekit.adapters.files import check_adapter_name
 from surgekit.errors import InputError
+from surgekit.files import user_path
 from surgekit.models.source import ModelSource
 from surgekit.surgery.config import (
+    MAX_POSITIONS,
+    MAX_SEED,
     CalibrationConfig,
     EntropyMean,
     LossName,
@@ -32,11 +37,21 @@ from surgekit.surgery.config import (
 
 # Names that results.json and the run directory use beside those of domains.
 RESERVED_NAMES = ("base", "merged", "plain", "method")
+_VARIED = ["module", "loss", "text", "rank", "iterations", "learning_rate", "batch_size", "ridge"]
+_MOST_METHODS = 10_000
 _DOMAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+def _fit_for_a_path(text: str) -> str:
+    try:
+        user_path(text)
+    except InputError as error:
+        raise ValueError(str(error)) from error
+    return text
 
 
 class PromptSet(_Strict):
@@ -48,7 +63,7 @@ class PromptSet(_Strict):
             first ones are taken. None means all.
     """
 
-    file: str
+    file: Annotated[str, AfterValidator(_fit_for_a_path)]
     items: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
@@ -98,7 +113,7 @@ class SurgerySpec(_Strict):
     loss: LossName | Literal["default"] | list[LossName] | None = "default"
     text: TextPart | list[TextPart] = "both"
     rank: int | list[int | None] | None = None
-    max_positions: int | None = None
+    max_positions: int | None = Field(default=None, le=MAX_POSITIONS)
     iterations: int | list[int] = 500
     learning_rate: float | list[float] = 1e-3
     batch_size: int | list[int] = 16
@@ -117,6 +132,11 @@ class SurgerySpec(_Strict):
 
     @model_validator(mode="after")
     def _some_method(self) -> SurgerySpec:
+        many = math.prod(len(_many(getattr(self, key))) for key in _VARIED)
+        if many > _MOST_METHODS:
+            raise ValueError(
+                f"expected at most {_MOST_METHODS:,} methods, found lists that combine to {many:,}"
+            )
         # Settings that contradict each other fail in here, with this entry's line.
         count = len(list(self.methods()))
         if count == 0:
@@ -127,11 +147,9 @@ class SurgerySpec(_Strict):
 
     def methods(self) -> Iterator[Method]:
         """Every combination, with its id."""
-        varied = ("module", "loss", "text", "rank", "iterations", "learning_rate", "batch_size")
-        keys = (*varied, "ridge")
-        several = [k for k in keys[3:] if len(_many(getattr(self, k))) > 1]
-        for values in itertools.product(*(_many(getattr(self, k)) for k in keys)):
-            setting: dict[str, Any] = dict(zip(keys, values, strict=True))
+        several = [k for k in _VARIED[3:] if len(_many(getattr(self, k))) > 1]
+        for values in itertools.product(*(_many(getattr(self, k)) for k in _VARIED)):
+            setting: dict[str, Any] = dict(zip(_VARIED, values, strict=True))
             calibration = CalibrationConfig(
                 loss=setting["loss"],
                 text=setting["text"],
@@ -224,6 +242,7 @@ class Recipe(_Strict):
         given = value.get("folder", "") if isinstance(value, dict) else ""
         if not isinstance(given, str) or (given and len(value) > 1):
             raise ValueError("a merge at hand is given as {folder: PATH} and nothing else")
+        _fit_for_a_path(value if isinstance(value, str) else given)
         return value
 
     @field_validator("base")
@@ -236,15 +255,19 @@ class Recipe(_Strict):
     @field_validator("seeds")
     @classmethod
     def _distinct(cls, value: list[int]) -> list[int]:
-        if len(set(value)) != len(value) or min(value) < 0:
-            raise ValueError(f"expected distinct seeds from 0 up, found {value}")
+        if len(set(value)) != len(value) or min(value) < 0 or max(value) > MAX_SEED:
+            raise ValueError(f"expected distinct seeds from 0 to {MAX_SEED}, found {value}")
         return value
 
     @field_validator("surgery")
     @classmethod
     def _distinct_ids(cls, value: list[SurgerySpec]) -> list[SurgerySpec]:
-        ids = [m.id for spec in value for m in spec.methods()]
-        twice = sorted({i for i in ids if ids.count(i) > 1})
+        counts = Counter(m.id for spec in value for m in spec.methods())
+        if counts.total() > _MOST_METHODS:
+            raise ValueError(
+                f"expected at most {_MOST_METHODS:,} methods, found {counts.total():,}"
+            )
+        twice = sorted(i for i, count in counts.items() if count > 1)
         if twice:
             raise ValueError(f"two methods are called {twice[0]!r}; give one of them a name")
         return value

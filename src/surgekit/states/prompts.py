@@ -11,26 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jinja2 import StrictUndefined, TemplateError, meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from surgekit.errors import InputError
+from surgekit.parsing import first_problem, nearest, read_text
+from surgekit.states.rendering import check_format as check_format
+from surgekit.states.rendering import encode, renderer
 
 TextPart = Literal["prompt", "response", "both"]
-
-# A template is a program of the user's; it fails in the ways of Python too.
-_TEMPLATE_FAILURES = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 class Message(BaseModel):
@@ -64,7 +54,7 @@ class Prompt(BaseModel):
             for key in value:
                 near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.85)
                 if near and key not in known and near[0] not in value:
-                    raise ValueError(f"unknown key {key!r}; did you mean {near[0]!r}?")
+                    raise ValueError(f"unknown key {key!r}{nearest(key, near)}")
         return value
 
     @model_validator(mode="after")
@@ -99,31 +89,48 @@ def read_prompts(file: str | Path) -> list[Prompt]:
         InputError: no such file, not UTF-8, or a bad line, named by its number.
     """
     path = Path(file)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise InputError(f"prompt file not found: {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: expected a UTF-8 JSONL file ({error})") from error
-    prompts = []
+    text = read_text(path, "prompt file")
+    prompts: list[Prompt] = []
     # Not splitlines(): that also breaks at U+2028 and its like, which JSON strings may hold.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            prompts.append(Prompt.model_validate(json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number}: not JSON ({error.msg})") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = "".join(f"{p}." for p in first["loc"])[:-1] + ": " if first["loc"] else ""
-            said = first["msg"].removeprefix("Value error, ")
-            raise InputError(f"{path}, line {number}: {where}{said}") from error
-        except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
-            raise InputError(f"{path}, line {number}: not JSON to read ({error})") from error
+            prompts.append(_prompt_of(line))
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from error
     if not prompts:
         raise InputError(f"{path}: expected at least one prompt, found none")
     return prompts
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, unless a key stands in it twice: only the last would count."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        twice = next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))
+        raise InputError(f"key {twice!r} is given twice")
+    return value
+
+
+def _prompt_of(line: str) -> Prompt:
+    try:
+        value = json.loads(line, object_pairs_hook=_once)
+        json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON ({error.msg}); expected one object a line") from error
+    except UnicodeEncodeError as error:
+        # Half of a surrogate pair is a str to Python and no text to a tokenizer.
+        half = ord(error.object[error.start])
+        raise InputError(f"no Unicode text: \\u{half:04x} is half of a character") from error
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
+        raise InputError(f"not JSON to read ({error})") from error
+    if not isinstance(value, dict):
+        raise InputError(f"expected a JSON object, found {repr(value)[:40]}")
+    try:
+        return Prompt.model_validate(value)
+    except ValidationError as error:
+        raise InputError(str(first_problem(error, value, Prompt))) from error
 
 
 @dataclass(frozen=True)
@@ -233,14 +240,14 @@ def tokenize_prompts(
         raise InputError("expected at least one prompt, found none")
     if max_length < 1:
         raise InputError(f"max_length must be at least 1, found {max_length}")
-    render = _renderer(format, tokenizer)
+    render = renderer(format, tokenizer)
     sequences: list[list[int]] = []
     starts: list[int] = []
     cut = 0
     for index, prompt in enumerate(prompts):
         name = index if prompt.id is None else prompt.id
         try:
-            prompt_ids, response_ids = render(prompt)
+            prompt_ids, response_ids = encode(render(prompt), tokenizer)
         except InputError as error:
             raise InputError(f"prompt {name}: {error}") from error
         if not prompt_ids:
@@ -250,114 +257,3 @@ def tokenize_prompts(
         sequences.append(ids[:max_length])
         starts.append(min(len(prompt_ids), max_length))
     return replace(pack_tokens(sequences, starts), cut=cut)
-
-
-def _renderer(format: str, tokenizer: PreTrainedTokenizerBase) -> Any:
-    if format == "chat":
-        if not tokenizer.chat_template:
-            raise InputError(
-                "format 'chat' needs a chat template and this tokenizer has none; "
-                "use format 'plain' or give a jinja template"
-            )
-        return lambda prompt: _render_chat(prompt, tokenizer)
-    if format == "plain":
-        return lambda prompt: _render_text(prompt, _plain_text(prompt), tokenizer)
-    template = _compile(format)
-
-    def render(prompt: Prompt) -> tuple[list[int], list[int]]:
-        messages, _ = prompt.turns()
-        try:
-            text = template.render(prompt=messages[-1]["content"], messages=messages)
-        except _TEMPLATE_FAILURES as error:
-            raise InputError(f"format template failed: {error}") from error
-        return _render_text(prompt, text, tokenizer)
-
-    return render
-
-
-def check_format(format: str) -> None:
-    """Raise InputError unless ``format`` is chat, plain or a jinja template of a prompt."""
-    if format not in ("chat", "plain"):
-        _compile(format)
-
-
-def _compile(format: str) -> Any:
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
-    try:
-        used = meta.find_undeclared_variables(environment.parse(format))
-        template = environment.from_string(format)
-    except (TemplateError, RecursionError) as error:
-        raise InputError(f"format template does not parse: {error}") from error
-    if not used & {"prompt", "messages"}:
-        raise InputError(
-            f"format {format!r}: expected chat, plain or a jinja template with {{{{ prompt }}}} or "
-            "{{ messages }} in it"
-        )
-    return template
-
-
-def _plain_text(prompt: Prompt) -> str:
-    if prompt.prompt is None:
-        raise InputError("format 'plain' takes 'prompt', found 'messages'; use format 'chat'")
-    return prompt.prompt
-
-
-def _render_text(
-    prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[int], list[int]]:
-    response = prompt.turns()[1]
-    prompt_ids = _encode(tokenizer, text, special=True)
-    if response is None:
-        return prompt_ids, []
-    # Some tokenizers end what they encode with eos; in the middle of a text it would be wrong.
-    if len(prompt_ids) > 1 and prompt_ids[-1] == tokenizer.eos_token_id:
-        own = _encode(tokenizer, text, special=False)
-        if own[-1:] != prompt_ids[-1:]:
-            prompt_ids = prompt_ids[:-1]
-    response_ids = _encode(tokenizer, response, special=False)
-    end = tokenizer.eos_token_id
-    return prompt_ids, response_ids + ([end] if isinstance(end, int) else [])
-
-
-def _render_chat(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    messages, response = prompt.turns()
-    try:
-        text = str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
-        whole = text
-        if response is not None:
-            turns = [*messages, {"role": "assistant", "content": response}]
-            whole = str(tokenizer.apply_chat_template(turns, tokenize=False))
-    except _TEMPLATE_FAILURES as error:
-        raise InputError(f"the chat template refuses it ({error})") from error
-    prompt_ids = _encode(tokenizer, text, special=False)
-    if response is None:
-        return prompt_ids, []
-    if whole != text and whole.startswith(text):
-        response_ids = _encode(tokenizer, whole[len(text) :], special=False)
-        return prompt_ids, _through_end_of_turn(response_ids, tokenizer)
-    # Templates that open the answer with something they do not keep (an empty thinking block):
-    # what is generated is the response itself and the end-of-turn token.
-    response_ids = _encode(tokenizer, response, special=False)
-    end = tokenizer.eos_token_id
-    return prompt_ids, response_ids + ([end] if isinstance(end, int) else [])
-
-
-def _through_end_of_turn(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Cut the blanks that a template writes after the last special token (a line break)."""
-    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    for index in range(len(ids) - 1, -1, -1):
-        if ids[index] in special:
-            # Words there are the response's own, which only spells out a special token.
-            blank = not str(tokenizer.decode(ids[index + 1 :])).strip()
-            return ids[: index + 1] if blank else ids
-    return ids
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
-    try:
-        return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
-    except (TypeError, UnicodeError) as error:
-        # Half of a surrogate pair is a str to Python and no text to a tokenizer.
-        raise InputError(f"holds what is no Unicode text ({error})") from error
