@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,25 @@ def test_check_deep_loads_the_models(world: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "--deep" not in out
     assert "the expert's loss on its own domain" in out or "loss on 10 validation prompts" in out
+
+
+def test_a_run_names_what_is_not_verified_and_not_what_it_looks_at_itself(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As of a model too large to read in passing: a run reads it anyway.
+    monkeypatch.setattr("surgekit.pipeline.preflight.merge.CHEAP_BYTES", 0)
+    levels = [f.level for f in preflight(recipe(world), beginning=True)]
+    assert "unverified" not in levels
+    assert len(found(world, "unverified")) == 2  # the values, and the experts
+    # A merge by a foreign tool has a record of its own form.
+    brought = tmp_path / "brought"
+    shutil.copytree(world / "math", brought)
+    (brought / "mergekit_config.yml").write_text("- no mapping", encoding="utf-8")
+    file = world / "brought.yaml"
+    changes = {"merge": {"folder": str(brought)}, "surgery": [{"module": "mean-shift"}]}
+    file.write_text(yaml.safe_dump(document(**changes)), encoding="utf-8")
+    assert command(["run", str(file), "--out", str(tmp_path / "run")]) == 0
+    assert "unverified: what the merge was made of" in capsys.readouterr().err
 
 
 def test_a_misspelt_prompt_key_is_named(tmp_path: Path) -> None:

@@ -143,10 +143,11 @@ def run(
         recipe = _limited(recipe, limit)
     out = out or _default_out(recipe_file)
     reporter = TerminalReporter(quiet=quiet)
-    for finding in preflight(recipe, out=out, fetch=True, trust_remote_code=trust_remote_code):
+    told = preflight(recipe, out=out, beginning=True, trust_remote_code=trust_remote_code)
+    for finding in told:
         if finding.level == "error":
             raise InputError(finding.message)
-        if finding.level == "warning":
+        if finding.level in ("warning", "unverified"):
             reporter.note(str(finding))
     results = run_recipe(recipe, out, reporter=reporter, trust_remote_code=trust_remote_code)
     reporter.end()

@@ -27,7 +27,7 @@ def preflight(
     *,
     out: Path | None = None,
     deep: bool = False,
-    fetch: bool = False,
+    beginning: bool = False,
     trust_remote_code: bool = False,
 ) -> list[Finding]:
     """Everything that can be found before a run, the errors first.
@@ -37,7 +37,8 @@ def preflight(
         out: the run directory, for the disk it is on and for what is in it; where it is None, the
             working directory's disk counts.
         deep: load models too, for what only they can tell.
-        fetch: get from the hub what the cache lacks, instead of leaving it unverified.
+        beginning: a run begins right after. What the cache of the hub lacks is fetched, and what
+            the run looks at itself, by loading the models, is not listed as unverified.
         trust_remote_code: run Python code that comes with checkpoints (tokenizers among them).
     """
     findings: list[Finding] = []
@@ -50,8 +51,10 @@ def preflight(
     attempt(findings, lambda: read_plain(recipe))
     findings += check_overlap(domains)
     findings += check_benchmarks(recipe, domains)
-    models, of_models = check_models(recipe, fetch=fetch)
-    of_models += check_merge(recipe, models, deep=deep, trust_remote_code=trust_remote_code)
+    models, of_models = check_models(recipe, fetch=beginning)
+    of_models += check_merge(
+        recipe, models, deep=deep, beginning=beginning, trust_remote_code=trust_remote_code
+    )
     attempt(of_models, lambda: check_device(recipe.device))
     if out is not None:
         attempt(findings, lambda: expect_free(out))
@@ -67,7 +70,7 @@ def preflight(
         findings += found
         findings += check_lengths(recipe, counted, _facts(recipe))
         findings += check_cost(recipe, domains, counted, out)
-        if not deep:
+        if not deep and not beginning:
             findings.append(
                 Finding(
                     "unverified",
@@ -75,7 +78,7 @@ def preflight(
                     "loads the models and looks; run looks before surgery)",
                 )
             )
-        elif not any(f.level == "error" for f in findings):
+        elif deep and not any(f.level == "error" for f in findings):
             findings += check_experts(recipe, trust_remote_code)
     return sorted(findings, key=lambda f: LEVELS.index(f.level))
 

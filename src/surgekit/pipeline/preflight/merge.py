@@ -22,7 +22,12 @@ from surgekit.recipe import Recipe
 
 
 def check_merge(
-    recipe: Recipe, models: Models, *, deep: bool = False, trust_remote_code: bool = False
+    recipe: Recipe,
+    models: Models,
+    *,
+    deep: bool = False,
+    beginning: bool = False,
+    trust_remote_code: bool = False,
 ) -> list[Finding]:
     """What is wrong with the merge, or with the merge that the user brings.
 
@@ -30,6 +35,7 @@ def check_merge(
         recipe: from ``load_recipe``.
         models: from ``check_models``.
         deep: read all weights for NaN and infinity, however many there are.
+        beginning: a run begins right after, and reads them.
         trust_remote_code: configurations that come with code are read with it.
     """
     try:
@@ -41,7 +47,7 @@ def check_merge(
         return [Finding("error", str(error))]
     if any(f.level == "error" for f in found):
         return found
-    return found + _check_values(taking_part, deep)
+    return found + _check_values(taking_part, deep=deep, beginning=beginning)
 
 
 def _check_made(
@@ -170,13 +176,15 @@ def _last(name: str) -> str:
     return name.split("@")[0].rstrip("/").rsplit("/", 1)[-1].lower()
 
 
-def _check_values(models: list[Checkpoint], deep: bool) -> list[Finding]:
+def _check_values(models: list[Checkpoint], *, deep: bool, beginning: bool) -> list[Finding]:
     """NaN and infinity in weights: read where that is a matter of seconds, or asked for."""
     real = {m.files: m for m in reversed(models)}
     total = sum(size_of_values(m) for m in real.values())
     if not real:
         return []
     if total > CHEAP_BYTES and not deep:
+        if beginning:
+            return []
         return [
             Finding(
                 "unverified",
