@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def altered(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes
         (altered(lambda d: d["surgery"].update(hidden_size=10**9)), ["(4, 1000000000)", "(4, 32)"]),
         (altered(lambda d: d["surgery"].update(max_positions=10**30)), ["table", "(6, 32)"]),
         (altered(lambda d: d["surgery"].update(rank=None)), ["down", "(16, 32)"]),
-        (lambda old: b"[]", ["format 1"]),
+        (lambda old: b"[]", ["a JSON object, found a list"]),
         (lambda old: old[:-5], [CONFIG, "JSON"]),
         (lambda old: b"\xff" + old, [CONFIG, "UTF-8"]),
         (lambda old: b"[" * 100_000, [CONFIG, "JSON"]),
@@ -338,7 +339,6 @@ def test_names_that_are_not(name: str, folder: Path) -> None:
 
 
 def test_an_old_adapter_is_replaced_whole(folder: Path) -> None:
-    (folder / "left.txt").write_text("of the old one")
     save_adapter(surgery("mean-shift"), folder)
     assert set(content(folder)) == {CONFIG, TENSORS, "README.md"}
     assert load_adapter(folder)[0].config.module == "mean-shift"
@@ -364,9 +364,19 @@ def test_nothing_but_an_adapter_is_saved_over(
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     save_adapter(surgery(), tmp_path / "empty")
+    beside = tmp_path / "beside"  # an adapter in its clone, or beside its model
+    save_adapter(surgery(), beside)
+    (beside / ".git").mkdir()
+    (beside / "model.safetensors").write_bytes(b"years of work")
+    (tmp_path / "read").mkdir()
+    (tmp_path / "read" / "README.md").write_text("of another thing")
     before = content(tmp_path)
     monkeypatch.chdir(folder)
-    for place in (tmp_path / "mine", tmp_path / "file", tmp_path / "file" / "below", Path()):
+    others = (beside, tmp_path / "read")
+    for place in (
+        *others,
+        *(tmp_path / "mine", tmp_path / "file", tmp_path / "file" / "below", Path()),
+    ):
         with pytest.raises(InputError):
             save_adapter(surgery(), place)
     assert content(tmp_path) == before
@@ -396,3 +406,52 @@ def test_a_failed_save_leaves_the_old_adapter(
         assert str(caught.value).endswith("No space left on device")
     assert content(folder.parent) == before
     assert [p.name for p in folder.parent.iterdir()] == ["adapter"]
+
+
+def test_what_could_not_be_loaded_is_not_saved_over_what_could(folder: Path) -> None:
+    before = content(folder)
+    for value, shape in ((float("nan"), None), (float("inf"), None), (1.0, (3, 3))):
+        spoiled = surgery("table")
+        kept = torch.full_like(spoiled.table, value) if shape is None else torch.ones(shape)
+        spoiled.table = torch.nn.Parameter(kept)
+        with pytest.raises(InputError, match="the module: tensor 'table'"):
+            save_adapter(spoiled, folder)
+    with pytest.raises(InputError, match="expected a surgery module to save, found str"):
+        save_adapter("adapter", folder)  # type: ignore[arg-type]
+    assert content(folder) == before
+
+
+def test_threads_that_save_to_one_folder_take_turns(tmp_path: Path) -> None:
+    modules = [surgery("table", seed=k) for k in range(4)]
+    errors: list[BaseException] = []
+
+    def work(module: SurgeryModule) -> None:
+        try:
+            for _ in range(5):
+                save_adapter(module, tmp_path / "a", domain="math")
+        except BaseException as error:  # noqa: BLE001 - told to the test below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(m,)) for m in modules]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    found = load_adapter(tmp_path / "a")[0].table
+    assert any(torch.equal(found, m.table) for m in modules)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("nothing", [None, "", 42])
+def test_a_folder_that_is_none_is_refused(nothing: Any) -> None:
+    with pytest.raises(InputError, match="expected the folder of an adapter"):
+        load_adapter(nothing)
+
+
+def test_a_format_that_only_looks_like_one_is_refused(folder: Path) -> None:
+    for value in (True, 1.0, "1"):
+        edited = json.loads((folder / CONFIG).read_text()) | {"format": value}
+        (folder / CONFIG).write_text(json.dumps(edited))
+        with pytest.raises(InputError, match="reads adapters of format 1"):
+            load_adapter(folder)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from surgekit.errors import InputError, NotFiniteError
 from surgekit.models import fingerprint as fingerprints
@@ -119,6 +119,36 @@ def test_a_head_that_does_something_unknown_is_refused() -> None:
     with pytest.raises(InputError, match="not the model's own logits"):
         find_anatomy(model)
     assert hooks(model) == 0
+
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 320}
+_ENCODER = _SMALL | {"intermediate_size": 48, "is_decoder": True}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "xlnet": (
+        {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "vocab_size": 320},
+        "tokens that come later",
+    ),
+    "xlm": ({"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 320}, "tokens that come later"),
+    "cpmant": (_SMALL | {"dim_head": 8, "dim_ff": 48}, "tokens that come later"),
+    "bert": (_ENCODER, "not the model's own logits"),
+    "roberta": (_ENCODER, "not the model's own logits"),
+    "electra": (_ENCODER | {"embedding_size": 32}, "not the model's own logits"),
+    "rembert": (
+        _ENCODER | {"input_embedding_size": 32, "output_embedding_size": 40},
+        "gives 32 numbers a token",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_cannot_work_is_refused_by_name(name: str) -> None:
+    """With the small weights that transformers draws, which hide what a model looks ahead to."""
+    settings, why = REFUSED[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **settings)).eval()
+    with pytest.raises(InputError, match=why) as caught:
+        find_anatomy(model)
+    assert type(model).__name__ in str(caught.value)
 
 
 def test_a_model_that_computes_nan_is_refused() -> None:

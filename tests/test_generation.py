@@ -183,22 +183,22 @@ def test_a_second_turn_goes_on_counting(model: Any) -> None:
 
 
 def test_what_others_put_before_generate_stays(model: Any) -> None:
-    inner, calls = model.prepare_inputs_for_generation, []
+    inner, calls = model.generate, []
 
     def own(*args: Any, **kwargs: Any) -> Any:
         calls.append(len(args))
         return inner(*args, **kwargs)
 
-    model.prepare_inputs_for_generation = own
+    model.generate = own
     handle = attach(model, surgery())
     generate(model, left_padded(batch_of(4)))
     assert calls
     handle.detach()
-    assert model.prepare_inputs_for_generation is own
+    assert model.generate is own
     # Someone who comes later keeps what he found; it does nothing once surgery is gone.
     handle.attach()
-    kept = model.prepare_inputs_for_generation
-    model.prepare_inputs_for_generation = lambda *args, **kwargs: kept(*args, **kwargs)
+    kept = model.generate
+    model.generate = lambda *args, **kwargs: kept(*args, **kwargs)
     handle.detach()
     generate(model, right_padded(batch_of(4, 2)))
 
@@ -215,7 +215,7 @@ def test_a_copy_refuses_by_its_own_adapters(model: Any) -> None:
     assert own is not None
     own.detach()
     generate(twin, batch)
-    assert "prepare_inputs_for_generation" not in vars(twin)
+    assert "generate" not in vars(twin)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -307,15 +307,6 @@ def test_capture_does_not_mix_lengths_where_they_decide_the_rotation(kind: str) 
         close(found.hidden[start : start + len(row)], uncorrected(fresh, input_ids=row[None])[0])
 
 
-def test_a_model_that_looks_ahead_is_refused() -> None:
-    config = AutoConfig.for_model(
-        "xlm", emb_dim=32, n_layers=2, n_heads=4, n_words=320, causal=False, init_std=0.5
-    )
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(InputError, match="tokens that come later"):
-        find_anatomy(model)
-
-
 def test_a_scale_that_the_config_declares_and_the_code_ignores() -> None:
     plain, told = llama(6), llama(6)
     told.config.logit_scale, told.config.final_logit_softcapping = 0.5, 3.0
@@ -360,3 +351,39 @@ def test_chunks_of_a_cache_that_was_cropped(model: Any) -> None:
         model(input_ids=ids[:, :7], cache=cache)
         cache.crop(-3)
         close(model(input_ids=ids[:, 4:], cache=cache).logits, expected[:, 4:])
+
+
+# -- every mode of decoding ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beams", "lookup", "assistant", "static"])
+@pytest.mark.parametrize("told", [True, False])
+def test_right_padding_is_refused_in_every_mode(mode: str, told: bool, model: Any) -> None:
+    """Also where candidates are appended to the mask, and where the mask is guessed."""
+    modes: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "sampling": {"do_sample": True},
+        "beams": {"num_beams": 2},
+        "lookup": {"prompt_lookup_num_tokens": 3},
+        "assistant": {"assistant_model": llama(5)},
+        "static": {"cache_implementation": "static"},
+    }
+    ids = torch.cat([tokens(1, 8), torch.full((1, 3), 300)], 1)
+    call = {"input_ids": ids, "attention_mask": (ids != 300).long()}
+    if not told:
+        call = {"input_ids": ids, "pad_token_id": 300, "eos_token_id": 258}
+    with attach(model, surgery()) as handle:
+        with pytest.raises(InputError, match="padding_side"):
+            model.generate(**call, max_new_tokens=3, **modes[mode])
+        with handle.disable_adapter():
+            model.generate(**call, max_new_tokens=3, **modes[mode])
+
+
+def test_a_suffix_of_padding_after_a_cached_prefix_is_refused(model: Any) -> None:
+    ids = tokens(2, 6)
+    with attach(model, surgery()):
+        cache = model(input_ids=ids[:, :5], use_cache=True).cache
+        mask = torch.ones(2, 6)
+        mask[1, 5] = 0
+        with pytest.raises(InputError, match="row 1"):
+            model.generate(ids, attention_mask=mask, cache=cache, max_new_tokens=2)

@@ -101,6 +101,7 @@ def test_generation_with_cache_and_padding_keeps_positions(models: dict) -> None
         assert at.flatten().tolist() == [n + step for n in lengths]
 
 
+@pytest.mark.timeout(3000)  # 4 minutes on two idle cores, and many more beside other work
 def test_short_demonstration_reports_what_the_contract_says(tmp_path: Path) -> None:
     """``surgekit run demo/recipe.yaml`` on a few prompts, through the command line."""
     from surgekit.cli import run

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,22 @@ import torch
 from torch import Tensor
 
 from surgekit.adapters.attach import SurgeryHandle, attach
+from surgekit.adapters.files import save_adapter
 from surgekit.errors import InputError, MismatchError
 from surgekit.models.anatomy import find_anatomy
 from surgekit.models.fingerprint import fingerprint
 from surgekit.states.capture import capture
 from surgekit.states.prompts import pack_tokens
 
-from .surgeries import TABLE, close, left_padded, logits_by_hand, surgery, tokens
+from .surgeries import (
+    TABLE,
+    close,
+    corrected_by_hand,
+    left_padded,
+    logits_by_hand,
+    surgery,
+    tokens,
+)
 from .tiny import llama
 
 LENGTH = TABLE + 3  # the last tokens lie past the table
@@ -39,13 +49,6 @@ def ids() -> Tensor:
 
 
 # -- compiled --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fresh_compiler() -> Any:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -164,16 +167,18 @@ def test_a_second_handle_is_refused(model: Any, ids: Tensor) -> None:
 # -- offloaded -------------------------------------------------------------------------------------
 
 
-def to_memory(model: Any, folder: Path) -> Any:
+def to_memory(model: Any, folder: Path, as_one: Sequence[str] = ()) -> Any:
+    """Offload layer by layer; modules of the classes ``as_one`` are loaded with all inside them."""
     from accelerate import cpu_offload
 
-    return cpu_offload(model, execution_device=torch.device("cpu"))
+    return cpu_offload(model, torch.device("cpu"), preload_module_classes=list(as_one))
 
 
-def to_disk(model: Any, folder: Path) -> Any:
+def to_disk(model: Any, folder: Path, as_one: Sequence[str] = ()) -> Any:
     from accelerate import disk_offload
 
-    return disk_offload(model, str(folder), execution_device=torch.device("cpu"))
+    how = {"execution_device": torch.device("cpu"), "preload_module_classes": list(as_one)}
+    return disk_offload(model, str(folder), **how)
 
 
 def in_parts(model: Any, folder: Path) -> Any:
@@ -255,6 +260,25 @@ def test_a_peft_model_is_corrected_on_top_of_its_lora(
     handle.detach()
     assert torch.equal(wrapped(input_ids=ids).logits, lora_only)
     assert torch.equal(wrapped.unload()(input_ids=ids).logits, plain)
+
+
+@peft_warns
+@pytest.mark.parametrize("saved", [["lm_head"], None])
+def test_an_adapter_of_the_bare_model_fits_the_wrapped_one(
+    saved: list[str] | None, model: Any, ids: Tensor
+) -> None:
+    """A LoRA on top, and whole modules that PEFT keeps copies of, are no other merged model."""
+    from peft import LoraConfig, get_peft_model
+
+    module = surgery(merged_fingerprint=fingerprint(model))
+    config = LoraConfig(r=2, target_modules=["q_proj", "up_proj"], modules_to_save=saved)
+    wrapped: Any = get_peft_model(model, config)
+    assert fingerprint(wrapped.get_base_model()) == module.record["merged_fingerprint"]
+    with attach(wrapped, module) as handle:
+        handle.add_adapter("again", module)
+    wrapped.get_base_model().model.norm.weight.data[0] += 0.5
+    with pytest.raises(MismatchError, match="was made for the model"):
+        attach(wrapped, module)
 
 
 @peft_warns
@@ -355,3 +379,59 @@ def test_a_single_name_is_not_a_list_of_rows(model: Any) -> None:
             pass
         with handle.rows(["a"]), pytest.raises(MismatchError):
             model(input_ids=tokens(2, 3))
+
+
+# -- autocast --------------------------------------------------------------------------------------
+
+
+def test_autocast_does_not_round_the_correction(model: Any, ids: Tensor) -> None:
+    module = surgery()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = model.model(input_ids=ids).last_hidden_state
+        with attach(model, module):
+            found = model.model(input_ids=ids).last_hidden_state
+    expected = torch.from_numpy(corrected_by_hand(module, plain, range(LENGTH)))
+    close(found, expected.to(found.dtype), 1e-5 if found.dtype == torch.float32 else 0.1)
+
+
+# -- what is no adapter, no model, no list of rows -------------------------------------------------
+
+
+def test_what_is_no_adapter_is_said(model: Any) -> None:
+    spoiled = surgery("table")
+    spoiled.table.data[0, 0] = float("nan")
+    for adapter, said in (
+        (None, "found NoneType"),
+        (42, "found int"),
+        ([surgery()], "found list"),
+        (spoiled, "holds NaN or infinity"),
+    ):
+        with pytest.raises(InputError, match=said):
+            attach(model, adapter)
+    with pytest.raises(InputError, match="expected a model, found NoneType"):
+        attach(None, surgery())  # type: ignore[arg-type]
+
+
+def test_rows_from_a_generator_and_rows_that_are_none(model: Any, ids: Tensor) -> None:
+    with attach(model, {"a": surgery()}) as handle:
+        with handle.rows(name for name in ("a", "__base__")):
+            model(input_ids=ids)
+        for rows, beams in ((None, 1), (["a"], 0), (["a"], "x")):
+            with pytest.raises(InputError, match="rows: expected"), handle.rows(rows, beams=beams):
+                pass
+
+
+def test_a_domain_that_is_no_name_asks_for_one(model: Any, tmp_path: Path, ids: Tensor) -> None:
+    save_adapter(surgery(), tmp_path / "d", domain="математика")
+    with pytest.raises(InputError, match="give it one: attach"):
+        attach(model, tmp_path / "d")
+    with attach(model, {"math": tmp_path / "d"}):
+        model(input_ids=ids)
+
+
+def test_an_adapter_added_later_is_held_against_the_weights_of_then(model: Any) -> None:
+    module = surgery(merged_fingerprint=fingerprint(model))
+    with attach(model, module) as handle:
+        model.model.norm.weight.data[0] += 0.5
+        with pytest.raises(MismatchError, match="was made for the model"):
+            handle.add_adapter("later", module)

@@ -69,7 +69,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "configuration broken": (content(CONFIG, b"{"), (f"{CONFIG}: expected an adapter's", "JSON")),
     "configuration empty": (content(CONFIG, b""), (CONFIG, "JSON")),
-    "configuration a list": (content(CONFIG, b"[]"), ("format",)),
+    "configuration a list": (content(CONFIG, b"[]"), ("a JSON object, found a list",)),
     "configuration binary": (content(CONFIG, b"\0\1"), ("as UTF-8 text, found binary data",)),
     "a newer format": (settings(lambda d: d.update(format=2)), ("format 1, found 2", "version")),
     "an older format": (settings(lambda d: d.update(format=0)), ("format 1, found 0",)),

@@ -33,6 +33,7 @@ _WHERE = {
     "SurgeryModule": "surgekit.surgery.modules",
     "calibrate": "surgekit.surgery.fit",
     "attach": "surgekit.adapters.attach",
+    "SurgeryHandle": "surgekit.adapters.attach",
     "save_adapter": "surgekit.adapters.files",
     "load_adapter": "surgekit.adapters.files",
 }
@@ -44,6 +45,7 @@ __all__ = [
     "NotFiniteError",
     "SurgekitError",
     "SurgeryConfig",
+    "SurgeryHandle",
     "SurgeryModule",
     "__version__",
     "attach",
@@ -62,7 +64,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from surgekit.adapters.attach import attach
+    from surgekit.adapters.attach import SurgeryHandle, attach
     from surgekit.adapters.files import load_adapter, save_adapter
     from surgekit.bias import measure_bias
     from surgekit.fidelity import measure_fidelity

@@ -10,10 +10,12 @@ import os
 import re
 import shutil
 import socket
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,6 +34,22 @@ CHECKSUM = "sha256"
 """The entry of a tensor file's metadata that holds ``tensor_checksum`` of all the rest."""
 
 
+_turns: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_turns_guard = threading.Lock()
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Threads of this process that write to one place do so one after the other.
+
+    What they write beside it has the process's number in its name, so they would share it.
+    """
+    with _turns_guard:
+        lock = _turns.setdefault(str(path), threading.RLock())
+    with lock:
+        yield
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """A path beside ``path`` to write a file to; it takes its place on success, else vanishes.
@@ -42,17 +60,18 @@ def written_whole(path: Path) -> Iterator[Path]:
     if path.is_symlink():  # what it points to is replaced, never the link
         path = Path(os.path.realpath(path))
     beside = _beside(path, "part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(path)
-        yield beside
-        with beside.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        beside.unlink(missing_ok=True)
+    with _turn(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            clear_leftovers(path)
+            yield beside
+            with beside.open("rb+") as handle:
+                os.fsync(handle.fileno())
+            beside.replace(path)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def expect_writable(path: Path) -> None:
@@ -89,18 +108,19 @@ def folder_written_whole(folder: Path, *, replace: bool = True) -> Iterator[Path
     if folder in (here := Path.cwd(), *here.parents):
         raise InputError(f"cannot write {folder} as a whole from inside it; name another folder")
     beside = _beside(folder, "part")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(folder)
-        beside.mkdir()
-        yield beside
-        _put_in_place(beside, folder, replace)
-    except SafetensorError as error:  # of a library that writes into the folder: a full disk
-        raise InputError(f"cannot write {folder}: {error}") from error
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with _turn(folder):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            clear_leftovers(folder)
+            beside.mkdir()
+            yield beside
+            _put_in_place(beside, folder, replace)
+        except SafetensorError as error:  # of a library that writes into the folder: a full disk
+            raise InputError(f"cannot write {folder}: {error}") from error
+        except OSError as error:
+            raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def _put_in_place(beside: Path, folder: Path, replace: bool) -> None:

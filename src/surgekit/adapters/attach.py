@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from surgekit.adapters.files import (
     check_adapter_name,
+    check_tensors,
     is_adapter,
     load_adapter,
     save_adapter,
@@ -68,6 +69,8 @@ def attach(
         ...     with h.rows(["math", "code", "__base__"]):
         ...         model.generate(**batch_of_three)
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"attach: expected a model, found {type(model).__name__}")
     handle = SurgeryHandle(model, body=body, ignore_fingerprint=ignore_fingerprint)
     named = adapters if isinstance(adapters, Mapping) else {None: adapters}
     if not named:
@@ -124,13 +127,21 @@ class SurgeryHandle:
         return bool(self._hooks)
 
     def add_adapter(self, name: str | None, adapter: AdapterLike) -> str:
-        """Add an adapter (module or folder) and return its name; it does not become active."""
+        """Add an adapter (module or folder) and return its name; it does not become active.
+
+        A module is copied, so what is done to it afterwards does not show here.
+        """
         if isinstance(adapter, SurgeryModule):
             module, domain, method = adapter, "", ""
-        else:
+            check_tensors(dict(module.named_parameters()), module.config, "the module")
+        elif isinstance(adapter, (str, Path)):
             module, info = load_adapter(adapter)
             domain, method = info.domain, info.method
-        name = check_adapter_name((domain or "default") if name is None else name)
+        else:
+            raise InputError(
+                f"expected a surgery module or an adapter's folder, found {type(adapter).__name__}"
+            )
+        name = _name_of(domain) if name is None else check_adapter_name(name)
         if name in self._stored:
             raise InputError(f"an adapter named {name!r} is attached already; delete it first")
         self._check_fits(name, module)
@@ -174,11 +185,14 @@ class SurgeryHandle:
         Raises:
             InputError: an unknown name, or another thread is inside such a context.
         """
-        if isinstance(names, str):
+        if isinstance(names, str) or not isinstance(names, Iterable):
             raise InputError(f"rows: expected a list of names, one a row, found {names!r}")
+        if not isinstance(beams, int) or beams < 1:
+            raise InputError(f"rows: expected beams as a number from 1, found {beams!r}")
+        names = list(names)
         for name in names:
             self._known(name)
-        with self._choosing(list(names), beams, disabled=False):
+        with self._choosing(names, beams, disabled=False):
             yield
 
     @contextmanager
@@ -265,7 +279,7 @@ class SurgeryHandle:
                 self._body.register_forward_hook(self._correct_output),
                 self.model.register_forward_hook(self._expect_entered),
             ]
-            if hasattr(self.model, "prepare_inputs_for_generation"):
+            if hasattr(self.model, "generate"):
                 self._hooks.append(GenerationHook(self.model, self._correcting))
             self._entered = False
             _forget_compiled()
@@ -351,7 +365,9 @@ class SurgeryHandle:
         module = self._ready[name]
         if next(module.parameters()).device != hidden.device:
             module.to(hidden.device)
-        return module(hidden, positions)
+        # Autocast, as in mixed-precision training, would round the correction to bfloat16.
+        with torch.autocast(hidden.device.type, enabled=False):
+            return module(hidden, positions)
 
     # -- checks -------------------------------------------------------------------------------
 
@@ -374,7 +390,7 @@ class SurgeryHandle:
         wanted = module.record.get("merged_fingerprint")
         if not wanted or self._ignore_fingerprint:
             return
-        if self._fingerprint is None:
+        if self._fingerprint is None or self._hooks:  # weights may have changed since attach()
             self._fingerprint = fingerprint(self.model)
         if self._fingerprint != wanted:
             raise MismatchError(
@@ -382,6 +398,19 @@ class SurgeryHandle:
                 f"{self._fingerprint[:16]}…; load the merged model it belongs to, or pass "
                 "ignore_fingerprint=True"
             )
+
+
+def _name_of(domain: str) -> str:
+    """The name of an adapter that is given none: its domain."""
+    if not domain:
+        return "default"
+    try:
+        return check_adapter_name(domain)
+    except InputError as error:
+        raise InputError(
+            f"{error}; the adapter's domain is no such name, so give it one: "
+            "attach(model, {'NAME': adapter})"
+        ) from error
 
 
 def _unwrapped(model: nn.Module) -> Any:

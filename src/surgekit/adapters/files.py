@@ -25,7 +25,7 @@ from surgekit.files import (
     expect_writable,
     file_checksum,
     folder_written_whole,
-    read_json,
+    read_json_object,
     read_tensors,
     write_tensors,
     write_text,
@@ -89,8 +89,8 @@ def check_adapter_name(name: str) -> str:
     """A name that is safe as a folder and free for an adapter; raises InputError otherwise."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("__"):
         raise InputError(
-            f"adapter name {name!r}: expected letters, digits and any of . _ @ + = -, not "
-            "beginning with a dot or two underscores"
+            f"adapter name {name!r}: expected at most 128 of a-z, A-Z, 0-9 and . _ @ + = -, "
+            "beginning with a letter, a digit or a single underscore"
         )
     return name
 
@@ -101,11 +101,22 @@ def is_adapter(folder: Path) -> bool:
 
 
 def check_room(folder: Path) -> None:
-    """Raise InputError where the folder holds something other than an adapter."""
-    if folder.exists() and (
-        not folder.is_dir() or (any(folder.iterdir()) and not is_adapter(folder))
-    ):
-        raise InputError(f"{folder} is in use by something that is not an adapter; name another")
+    """Raise InputError where the folder holds something other than an adapter.
+
+    An adapter replaces an adapter, and nothing else that lies there.
+    """
+    if folder.exists():
+        if not folder.is_dir():
+            raise InputError(f"{folder}: expected a folder for the adapter, found a file")
+        others = sorted({p.name for p in folder.iterdir()} - {CONFIG_FILE, TENSOR_FILE, CARD_FILE})
+        if others:
+            raise InputError(
+                f"{folder}: expected no folder, or an adapter alone, found {others[0]} in it"
+                f"{f' and {len(others) - 1} more' if len(others) > 1 else ''}; name another "
+                "folder, or move it away"
+            )
+        if (folder / CARD_FILE).is_file() and not is_adapter(folder):
+            raise InputError(f"{folder}: its {CARD_FILE} is not an adapter's; name another folder")
     expect_writable(folder)
 
 
@@ -125,9 +136,12 @@ def save_adapter(
         figures: lines for the card's table, {label: text}.
 
     Raises:
-        InputError: the folder exists and holds something other than an adapter, or the module's
-            record holds what cannot be written or read again.
+        InputError: the folder exists and holds something other than an adapter, or the module or
+            its record holds what could not be read again.
     """
+    if not isinstance(module, SurgeryModule):
+        raise InputError(f"expected a surgery module to save, found {type(module).__name__}")
+    check_tensors(dict(module.named_parameters()), module.config, "the module")
     folder = Path(folder)
     check_room(folder)
     with folder_written_whole(folder) as beside:
@@ -164,6 +178,34 @@ def _settings_checksum(document: Mapping[str, Any]) -> str:
     ).hexdigest()
 
 
+def check_tensors(tensors: Mapping[str, torch.Tensor], config: SurgeryConfig, where: str) -> None:
+    """Raise InputError unless these are the finite tensors that a module has; ``where`` names it.
+
+    Looked at before a module is built: a size that is not the tensors' own may be of any magnitude.
+    """
+    expected = tensor_shapes(config)
+    for what, names in (
+        ("missing", expected.keys() - tensors.keys()),
+        ("surplus", tensors.keys() - expected.keys()),
+    ):
+        if names:
+            raise InputError(
+                f"{where}: {what} tensor {sorted(names)[0]!r}; a {config.module} module has "
+                f"{', '.join(expected)}; copy or make the adapter again"
+            )
+    for name, shape in expected.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+            raise InputError(
+                f"{where}: tensor {name!r} should be floating point {shape}, found "
+                f"{tensor.dtype} {tuple(tensor.shape)}; copy or make the adapter again"
+            )
+        if not bool(tensor.detach().double().isfinite().all()):  # float8 has no isfinite of its own
+            raise InputError(
+                f"{where}: tensor {name!r} holds NaN or infinity; make the adapter again"
+            )
+
+
 def load_adapter(folder: str | Path) -> tuple[SurgeryModule, AdapterFile]:
     """Read an adapter folder; its checksums are verified where it has them.
 
@@ -171,12 +213,17 @@ def load_adapter(folder: str | Path) -> tuple[SurgeryModule, AdapterFile]:
         InputError: no adapter, an unknown format, a damaged or changed file, or a tensor that is
             missing, surplus, misshapen or not finite; nothing is ever filled in.
     """
+    if not isinstance(folder, (str, Path)) or not str(folder):
+        raise InputError(f"expected the folder of an adapter, found {folder!r}")
     folder = Path(folder)
     if not is_adapter(folder):
-        raise InputError(f"{folder}: expected an adapter, found no {CONFIG_FILE} in it")
-    document = read_json(folder / CONFIG_FILE, "an adapter's configuration")
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != ADAPTER_FORMAT:
+        raise InputError(
+            f"{folder}: expected an adapter, found no {CONFIG_FILE} in it; name the folder that "
+            "calibrate or run wrote (RUN/adapters/DOMAIN/METHOD)"
+        )
+    document = read_json_object(folder / CONFIG_FILE, "an adapter's configuration")
+    found = document.get("format")
+    if found != ADAPTER_FORMAT or not isinstance(found, int) or isinstance(found, bool):
         raise InputError(
             f"{folder}: this surgekit ({__version__}) reads adapters of format {ADAPTER_FORMAT}, "
             f"found {found!r}; use the version that wrote it, or make the adapter again"
@@ -185,40 +232,23 @@ def load_adapter(folder: str | Path) -> tuple[SurgeryModule, AdapterFile]:
         info = AdapterFile.model_validate(document)
     except ValidationError as error:
         problem = first_problem(error, document, AdapterFile)
-        raise InputError(f"{folder / CONFIG_FILE}: {problem}") from error
+        raise InputError(
+            f"{folder / CONFIG_FILE}: {problem}; copy or make the adapter again"
+        ) from error
     if info.settings_sha256 not in (None, _settings_checksum(document)):
         raise InputError(
             f"{folder / CONFIG_FILE}: damaged, or changed since it was written; copy the adapter "
             f"again, or, if you changed it yourself, take {_SETTINGS_SUM} out of it"
         )
     tensors, _ = read_tensors(folder / TENSOR_FILE, "an adapter's tensors")
-    expected = tensor_shapes(info.surgery)
-    for what, names in (
-        ("missing", expected.keys() - tensors.keys()),
-        ("surplus", tensors.keys() - expected.keys()),
-    ):
-        if names:
-            raise InputError(
-                f"{folder / TENSOR_FILE}: {what} tensor {sorted(names)[0]!r}; a "
-                f"{info.surgery.module} module has {', '.join(expected)}"
-            )
-    # Before the module is built: a size that is not the tensors' own may be of any magnitude.
-    for name, shape in expected.items():
-        tensor = tensors[name]
-        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            raise InputError(
-                f"{folder / TENSOR_FILE}: tensor {name!r} should be floating point {shape}, "
-                f"found {tensor.dtype} {tuple(tensor.shape)}"
-            )
-        if not bool(tensor.double().isfinite().all()):  # float8 has no isfinite of its own
-            raise InputError(f"{folder / TENSOR_FILE}: tensor {name!r} holds NaN or infinity")
+    check_tensors(tensors, info.surgery, str(folder / TENSOR_FILE))
     if info.tensors_sha256 not in (None, file_checksum(folder / TENSOR_FILE)):
         raise InputError(
             f"{folder / TENSOR_FILE}: damaged, or not the file that belongs to the {CONFIG_FILE} "
             "beside it (its checksum differs); copy the adapter again"
         )
     module = SurgeryModule(info.surgery)
-    for name in expected:
-        setattr(module, name, torch.nn.Parameter(tensors[name], requires_grad=False))
+    for name, tensor in tensors.items():
+        setattr(module, name, torch.nn.Parameter(tensor, requires_grad=False))
     module.record = info.record
     return module, info

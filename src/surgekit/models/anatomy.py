@@ -155,8 +155,9 @@ def _innermost(name: str, body: nn.Module, embedding: nn.Module | None) -> tuple
 def find_head(model: PreTrainedModel, override: str | None = None) -> tuple[str, Head]:
     """The head of a causal language model: (name, Head), scale and soft cap from the config."""
     module = _submodule(model, override, "head") if override else _embeddings(model)[1]
-    weight = values_of(module, "weight") if isinstance(module, nn.Module) else None
-    if not isinstance(module, nn.Module) or weight is None or weight.dim() != 2:
+    name = override or next((n for n, m in model.named_modules() if m is module), None)
+    weight = None if name is None else values_of(model, f"{name}.weight")
+    if name is None or weight is None or weight.dim() != 2:
         raise InputError(
             f"{type(model).__name__}: found no head with a (vocabulary, hidden) weight; "
             "name it with head="
@@ -166,9 +167,8 @@ def find_head(model: PreTrainedModel, override: str | None = None) -> tuple[str,
             f"{type(model).__name__}: its head is quantised ({weight.dtype}); surgekit needs it in "
             "floating point (most quantisers leave lm_head alone; reload with it excluded)"
         )
-    name = override or next(n for n, m in model.named_modules() if m is module)
     scale, softcap = _logit_transform(model.config)
-    return name, Head(weight, values_of(module, "bias"), scale, softcap)
+    return name, Head(weight, values_of(model, f"{name}.bias"), scale, softcap)
 
 
 @torch.no_grad()
@@ -245,8 +245,9 @@ def find_anatomy(
             "logits, so something lies between that surgekit does not know; such a model cannot "
             "be corrected exactly. If the parts were found wrongly, name them with body= and head="
         )
-    # Far above what a quantised model's rounding differs by from batch to batch.
-    if _apart(hidden[1, :-1], hidden[0, :-1]) > 0.05:
+    # Above what rounding differs by between rows: much where weights or products are coarse.
+    coarse = model.dtype != torch.float32 or getattr(model, "is_quantized", False)
+    if _apart(hidden[1, :-1], hidden[0, :-1]) > (0.05 if coarse else 1e-3):
         raise InputError(
             f"{type(model).__name__}: its states depend on tokens that come later, so it is no "
             "causal language model; surgekit corrects models that predict the next token"

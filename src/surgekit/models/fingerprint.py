@@ -20,8 +20,8 @@ def fingerprint(model: nn.Module) -> str:
 
     Rounding first makes a model and its float32 copy agree, so an adapter fits the merged model
     whether it is loaded in bfloat16 or float32. A float16 copy has lost the smallest values and is
-    another model here. Tied parameters count once; buffers do not count. Weights that accelerate
-    keeps on disk are read one at a time.
+    another model here. Tied parameters count once; buffers do not count, nor does what PEFT has put
+    around layers. Weights that accelerate keeps on disk are read one at a time.
 
     Returns:
         ``"sf1-"`` and 64 hex digits. The form is frozen: a change needs a new version number.
@@ -46,13 +46,40 @@ def digest_json(value: Any) -> str:
 
 
 def _parameters(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
-    """Name, owner and attribute of every parameter, tied ones once."""
+    """Name, owner and attribute of every parameter of the model itself, tied ones once."""
     # Offloading parts tied parameters; transformers knows which they were.
     tied = getattr(model, "all_tied_weights_keys", None) or {}
+    wrapped = _wrapped(model)
     found: list[tuple[str, nn.Module, str]] = []
     for name, parameter in model.named_parameters():
-        if parameter.is_meta and name in tied:
+        own = _own_name(name, wrapped)
+        if own is None or (parameter.is_meta and own in tied):
             continue
         owner, _, attribute = name.rpartition(".")
-        found.append((name.replace("_orig_mod.", ""), model.get_submodule(owner), attribute))
+        found.append((own, model.get_submodule(owner), attribute))
     return found
+
+
+def _wrapped(model: nn.Module) -> dict[str, str]:
+    """Layers that PEFT has put others around: name → the child that is the model's own."""
+    return {
+        name: child
+        for name, module in model.named_modules()
+        for child in ("base_layer", "original_module")
+        if isinstance(getattr(module, child, None), nn.Module)
+    }
+
+
+def _own_name(name: str, wrapped: dict[str, str]) -> str | None:
+    """A parameter's name in the bare model; None for one that PEFT has added."""
+    parts: list[str] = []
+    place = ""  # as the wrapped model calls it
+    inside = ""  # the one child of a wrapped layer that counts
+    for part in name.split("."):
+        if inside and part != inside:
+            return None
+        if not inside and part != "_orig_mod":  # torch.compile's wrapper of a module
+            parts.append(part)
+        place = f"{place}.{part}" if place else part
+        inside = wrapped.get(place, "")
+    return ".".join(parts)

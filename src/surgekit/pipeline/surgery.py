@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from surgekit.adapters.files import is_adapter, load_adapter, save_adapter
+from surgekit.adapters.files import (
+    CARD_FILE,
+    TENSOR_FILE,
+    is_adapter,
+    load_adapter,
+    save_adapter,
+)
 from surgekit.errors import InputError
 from surgekit.models.anatomy import Head
 from surgekit.models.fingerprint import digest_json
@@ -153,7 +158,8 @@ def _calibrate_one(
         device="cpu" if recipe.device == "auto" else recipe.device,
     )
     if folder.is_dir() and not is_adapter(folder):
-        shutil.rmtree(folder)  # this run's own place, with what was left of an adapter in it
+        for name in (TENSOR_FILE, CARD_FILE):  # of this run's own; what else lies there is kept
+            (folder / name).unlink(missing_ok=True)
     save_adapter(module, folder, domain=shared.domain, method=method.id)
     record = module.record
     return {
