@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,3 +17,11 @@ register()
 @pytest.fixture(autouse=True)
 def _same_start() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """A torch.compile that has seen no model yet, and keeps none."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

@@ -177,8 +177,8 @@ def to_memory(model: Any, folder: Path, as_one: Sequence[str] = ()) -> Any:
 def to_disk(model: Any, folder: Path, as_one: Sequence[str] = ()) -> Any:
     from accelerate import disk_offload
 
-    how = {"execution_device": torch.device("cpu"), "preload_module_classes": list(as_one)}
-    return disk_offload(model, str(folder), **how)
+    device, kinds = torch.device("cpu"), list(as_one)
+    return disk_offload(model, str(folder), device, preload_module_classes=kinds)
 
 
 def in_parts(model: Any, folder: Path) -> Any:

@@ -27,8 +27,8 @@ def fingerprint(model: nn.Module) -> str:
         ``"sf1-"`` and 64 hex digits. The form is frozen: a change needs a new version number.
     """
     digest = hashlib.sha256()
-    for name, module, attribute in sorted(_parameters(model), key=lambda entry: entry[0]):
-        values = cast(Tensor, values_of(module, attribute))
+    for name, place in sorted(_parameters(model)):
+        values = cast(Tensor, values_of(model, place))
         digest.update(f"{name}:{tuple(values.shape)}\n".encode())
         flat = values.reshape(-1)
         for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
@@ -45,18 +45,17 @@ def digest_json(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _parameters(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
-    """Name, owner and attribute of every parameter of the model itself, tied ones once."""
+def _parameters(model: nn.Module) -> list[tuple[str, str]]:
+    """Names in the bare model and in this one, of every parameter of its own, tied ones once."""
     # Offloading parts tied parameters; transformers knows which they were.
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     wrapped = _wrapped(model)
-    found: list[tuple[str, nn.Module, str]] = []
+    found: list[tuple[str, str]] = []
     for name, parameter in model.named_parameters():
         own = _own_name(name, wrapped)
         if own is None or (parameter.is_meta and own in tied):
             continue
-        owner, _, attribute = name.rpartition(".")
-        found.append((own, model.get_submodule(owner), attribute))
+        found.append((own, name))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,29 +12,49 @@ from surgekit.errors import InputError
 
 
 def values_of(module: nn.Module, name: str) -> Tensor | None:
-    """A module's own parameter with its values; None where it has no such parameter.
+    """A parameter with its values; None where there is no such parameter.
+
+    Args:
+        module: the model, or any part of it that holds the parameter.
+        name: as ``module.named_parameters()`` gives it. accelerate may load a part of a model as
+            one (``preload_module_classes``); what is inside is found only from above it.
 
     Returns:
-        The parameter itself, detached; a copy on the CPU where it is offloaded to disk or memory.
+        The parameter itself, detached; where it is offloaded, its values on the CPU.
 
     Raises:
         InputError: the parameter has no values anywhere (a model made on the meta device).
     """
-    parameter = getattr(module, name, None)
+    owner, _, attribute = name.rpartition(".")
+    parameter = getattr(module.get_submodule(owner), attribute, None)
     if not isinstance(parameter, Tensor):
         return None
     if not parameter.is_meta:
         return parameter.detach()
-    if not hasattr(module, "_hf_hook"):
-        raise InputError(
-            f"{type(module).__name__}.{name} has no values (it lies on the meta device); load the "
-            "model's weights first"
-        )
-    from accelerate.utils import align_module_device
+    path = name.split(".")
+    for depth in reversed(range(len(path))):  # the parameter's owner first, then what is around it
+        inside = ".".join(path[depth:])
+        for stored in _stores(module.get_submodule(".".join(path[:depth]))):
+            try:
+                return stored[inside].detach().to("cpu", parameter.dtype)
+            except KeyError:
+                continue
+    raise InputError(
+        f"{type(module).__name__}.{name} has no values (it lies on the meta device); load the "
+        "model's weights first"
+    )
 
-    with align_module_device(module, execution_device=torch.device("cpu")):
-        held: Tensor = getattr(module, name)
-        return held.detach().clone()
+
+def _hooks(module: nn.Module) -> list[Any]:
+    """accelerate's hooks on a module itself."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    return [] if hook is None else list(getattr(hook, "hooks", [hook]))  # a SequentialHook's
+
+
+def _stores(module: nn.Module) -> list[Mapping[str, Tensor]]:
+    """Where accelerate keeps the values of what is inside a module, by names from there."""
+    found = (getattr(hook, "weights_map", None) for hook in _hooks(module))
+    return [stored for stored in found if stored is not None]
 
 
 def run_device(module: nn.Module) -> torch.device:
@@ -45,9 +66,8 @@ def run_device(module: nn.Module) -> torch.device:
     parameter = next(module.parameters())
     if not parameter.is_meta:
         return parameter.device
-    hook: Any = getattr(module, "_hf_hook", None)
-    for part in (hook, *getattr(hook, "hooks", ())):  # a SequentialHook holds several
-        device = getattr(part, "execution_device", None)
+    for hook in _hooks(module):
+        device = getattr(hook, "execution_device", None)
         if device is not None:
             return torch.device(device)
     return torch.device("cpu")
