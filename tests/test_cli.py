@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from .tiny import jsonl
 
 Capture = pytest.CaptureFixture[str]
 DRIFT = ["--merged", "merged", "--expert", "math=math", "--prompts", "math=data/math/test.jsonl"]
-FAST = ["--iterations", "3", "--dtype", "float32"]
+FAST = ["--dtype", "float32"]
 
 
 class Said(NamedTuple):
@@ -296,9 +297,9 @@ def test_help_and_version(cli: Any) -> None:
         assert f"\n  {verb} " in said.out
         assert cli(verb, "--help").status == 0
     assert cli("--version") == Said(0, f"surgekit {__version__}\n", "")
-    said = cli()
-    assert (said.status, said.out) == (2, "")
-    assert "Usage: " in said.err
+    assert "130 interrupted, 143 terminated, 129 hung up" in " ".join(said.out.split())
+    shown = said.out
+    assert cli() == Said(2, "", shown)  # without a verb the help too, line by line
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -353,3 +354,84 @@ def test_exit_status(
         assert said.status == status
         assert "Traceback (most recent call last)" in said.err
         assert type(error).__name__ in said.err
+
+
+# --- streams of other encodings -----------------------------------------------------------------
+
+ENCODINGS: dict[str, dict[str, str]] = {
+    "latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "the locale C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+
+
+def told(root: Path, encoding: str, *calls: list[str]) -> list[Said]:
+    """What calls in one process of its own say on streams of that encoding."""
+    code = (
+        "import os, sys\n"
+        "from surgekit.cli import main\n"
+        f"for call in {[*calls]!a}:\n"
+        # As a shell would give it, in whatever the locale's encoding is.
+        "    try:\n        main([os.fsdecode(c.encode()) for c in call])\n"
+        "    except SystemExit as end:\n        status = end.code\n"
+        "    for stream in (sys.stdout, sys.stderr):\n"
+        "        print('--', status, file=stream, flush=True)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ENCODINGS[encoding]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said: list[Said] = []
+    rest = [stream.decode("latin-1") for stream in (done.stdout, done.stderr)]
+    for _ in calls:
+        parts = [text.split("-- ", 1) for text in rest]
+        status = int(parts[0][1].split("\n", 1)[0])
+        said.append(Said(status, parts[0][0], parts[1][0]))
+        rest = [part[1].split("\n", 1)[1] for part in parts]
+    return said
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_stream_that_takes_no_utf_8_ends_no_finished_work(root: Path, encoding: str) -> None:
+    inspected, drift, absent, document = told(
+        root,
+        encoding,
+        ["inspect", "done"],
+        ["bias", *DRIFT],
+        ["check", "\u6f22.yaml"],
+        ["check", "\u6f22.yaml", "--json"],
+    )
+    assert inspected.status == drift.status == 0, (inspected, drift)
+    assert "math: 10 test prompts" in inspected.out
+    assert "| expert " in inspected.out
+    assert "<- recommended" in inspected.out or "(worse on validation)" in inspected.out
+    assert "| 0-31 " in drift.out
+    assert "#####" in drift.out
+    assert "?" not in inspected.out + drift.out
+    assert (absent.status, absent.out) == (2, "")
+    assert absent.err.startswith("surgekit: recipe not found: ")
+    assert len(absent.err.splitlines()) == 1
+    assert document.status == 2
+    (finding,) = documents(document.out)["findings"]
+    message = finding["message"].encode("utf-8", "surrogateescape").decode()
+    assert message == "recipe not found: \u6f22.yaml"
+
+
+def test_json_holds_what_no_stream_can_say(cli: Any) -> None:
+    """A file's name that is no UTF-8 comes as halves of characters."""
+    said = cli("check", "\udce9.yaml", "--json")
+    assert said.status == 2
+    assert "\udce9.yaml" in documents(said.out)["findings"][0]["message"]
+
+
+# --- what belongs to something else -------------------------------------------------------------
+
+
+def test_an_adapter_of_another_domain_is_told(cli: Any) -> None:
+    other = "done/adapters/code/mean-shift@both"
+    said = cli("bias", *DRIFT, "--adapter", f"math={other}")
+    assert said.status == 0
+    assert f"adapter {other} was calibrated for the domain 'code', not 'math'" in said.err
+    assert cli("bias", *DRIFT, "--adapter", f"math={other}", "-q").err == ""
+    said = cli("bias", *DRIFT, "--adapter", "math=done/adapters/math/mean-shift@both")
+    assert "was calibrated for" not in said.err

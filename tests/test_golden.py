@@ -206,6 +206,16 @@ def test_a_run_directory_of_a_format_to_come(
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
+def test_a_run_directory_whose_format_is_garbled(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "run.json").write_text("garbage")
+    assert command(["inspect", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run.json: expected the format of a run directory as JSON" in line
+    assert "delete the file to go on with the run, or name another directory with --out" in line
+
+
 def test_a_run_directory_that_says_no_format(run: Path) -> None:
     """Those made before it was written down are of format 1."""
     (run / "run.json").unlink()

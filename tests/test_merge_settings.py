@@ -267,6 +267,12 @@ FOUND: dict[str, tuple[Config, str, str, str]] = {
         "out_dtype: expected one of float32, bfloat16, float16, float64, found 'float23'; did you",
         "late",
     ),
+    "a dtype that no merge is computed in": (
+        two(dtype="float8_e4m3fn"),
+        "error",
+        "dtype: expected one of float32, bfloat16, float16, float64, found 'float8_e4m3fn'",
+        "late",
+    ),
     "weights as whole numbers": (
         two(out_dtype="int64"),
         "error",
@@ -433,8 +439,12 @@ def test_half_precision_moves_many_weights(zoo: dict[str, Path], tmp_path: Path)
     ("dtypes", "config", "said"),
     [
         (("bfloat16",) * 3, {}, "computed in the models' own (BF16)"),
-        (("bfloat16", "float16", "float32"), {}, "the models' differ (base BF16, math F16)"),
-        (("bfloat16", "float32", "float32"), {}, None),
+        (("bfloat16", "float16", "float32"), {}, "differ (base BF16, math F16, code F32)"),
+        (("bfloat16", "float16", "float16"), {}, "so what is written is float32"),
+        (("bfloat16", "float32", "float32"), {}, "differ (base BF16, math F32, code F32)"),
+        (("float32", "bfloat16", "bfloat16"), {}, "what is written is float32, larger than math"),
+        (("float32", "bfloat16", "float32"), {"out_dtype": "bfloat16"}, None),
+        (("bfloat16", "float16", "float16"), {"out_dtype": "bfloat16"}, None),
         (("bfloat16",) * 3, {"dtype": "float32", "out_dtype": "bfloat16"}, None),
         (("bfloat16",) * 3, {"out_dtype": "bfloat16"}, "computed in the models' own (BF16)"),
     ],
@@ -450,6 +460,10 @@ def test_dtypes_of_the_models(
     found = [f for f in examined(given, models) if "precision" in f.message or "dtype" in f.message]
     assert [f.level for f in found] == ([] if said is None else ["warning"])
     assert said is None or said in found[0].message
+    if said is not None and "written" in said:
+        assert mergekit_alone(given, models, tmp_path / "alone") == "silent"
+        written = read_checkpoint(tmp_path / "alone", "alone").tensors.values()
+        assert {info.dtype for info in written} == {"F32"}
 
 
 def test_density_changes_no_task_arithmetic(zoo: dict[str, Path], tmp_path: Path) -> None:
@@ -457,6 +471,14 @@ def test_density_changes_no_task_arithmetic(zoo: dict[str, Path], tmp_path: Path
         assert mergekit_alone(two(own=own), zoo, tmp_path / name) == "silent"
     one, other = tensors(tmp_path / "with"), tensors(tmp_path / "without")
     assert all(np.array_equal(one[n], other[n]) for n in other)
+
+
+def test_only_what_is_near_is_suggested(zoo: dict[str, Path]) -> None:
+    (error,) = [f for f in examined(two(dtype="float8_e4m3fn"), zoo) if f.level == "error"]
+    assert "did you mean" not in error.message
+    for written, meant in (("TIES", "ties"), ("Task_Arithmetic", "task_arithmetic")):
+        (error,) = examined(two(written), zoo)
+        assert f"unknown merge_method {written!r}; did you mean {meant!r}?" in error.message
 
 
 def test_models_given_twice_in_a_file(zoo: dict[str, Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -424,3 +425,45 @@ def test_same_folders_whatever_the_hash_seed(zoo: dict[str, Path], tmp_path: Pat
     for name in ("union", "linear", "nuslerp", "dare"):
         first, second = digest(tmp_path / "1" / name), digest(tmp_path / "2" / name)
         assert {k for k in first | second if first.get(k) != second.get(k)} == set(), name
+
+
+# --- what is said -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_nothing_but_mergekit_s_own_log_gets_out(
+    zoo: dict[str, Path], tmp_path: Path, refused: bool
+) -> None:
+    """No bars where stderr is a file, and no warnings of libraries, quiet or not."""
+    models = [{"model": str(zoo[n]), "parameters": {"weight": 1.0}} for n in ("math", "code")]
+    config = {"merge_method": "linear", "models": models, "tokenizer": {"source": "union"}}
+    config |= {"parameters": {"normalize": "perhaps"}} if refused else {}
+    (tmp_path / "m.yml").write_text(yaml.safe_dump(config))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-m", "surgekit", "merge", "m.yml", "out"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (2 if refused else 0), done.stderr
+    for word in ("Warning", "deprecated", "%|", "it/s", "\r", "[transformers]"):
+        assert word not in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == int(refused), done.stderr
+
+
+def test_bars_are_drawn_on_a_terminal(
+    zoo: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    config = {"merge_method": "linear", "models": entries(weight=(1, 1))}
+    for quiet in (False, True):
+        seen = Terminal()
+        monkeypatch.setattr(sys, "stderr", seen)
+        merge(config, tmp_path / f"out-{quiet}", models=zoo, quiet=quiet)
+        assert ("%|" in seen.getvalue()) is not quiet

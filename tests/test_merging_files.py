@@ -206,7 +206,10 @@ BAD_CONFIGS: dict[str, tuple[Any, str]] = {
     "a file": (one(__file__), "expected at .*, found a file"),
     "LoRA notation": (one("math+loras/x"), "found a LoRA.*{lora: FOLDER}"),
     "LoRA mapping": (one({"model": "math", "lora": "loras/x"}), "found a LoRA"),
-    "twice the same": ({**TA, "models": PAIR + PAIR[:1], "parameters": {"weight": 1}}, "Duplicate"),
+    "twice the same": (
+        {**TA, "models": PAIR + PAIR[:1], "parameters": {"weight": 1}},
+        "listed twice",
+    ),
     "no weight": ({**TA, "models": PAIR}, "Missing required parameter weight for .*math"),
     "density in percent": (
         {**one("math", density=50), "merge_method": "ties"},
@@ -408,4 +411,4 @@ def test_quiet_is_quiet(
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
     merge(UNION, tmp_path / "loud", models=zoo, quiet=False)
-    assert "permutations" in capfd.readouterr().err
+    assert capfd.readouterr() == ("", "")  # no terminal, no bars

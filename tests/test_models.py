@@ -71,7 +71,7 @@ def test_forms_of_a_source(given: Any, expected: dict[str, str]) -> None:
         ({"modle": "m"}, "modle"),
         ({"model": 5}, "model"),
         (5, "5"),
-        (None, "None"),
+        (None, "found nothing"),
         (["m"], "m"),
     ],
 )
@@ -115,9 +115,10 @@ def test_a_package_carries_one_gguf_file(tmp_path: Path, monkeypatch: pytest.Mon
         assert gguf_path(ModelSource(package=name)) == tmp_path / "one_model" / "0.gguf"
     assert gguf_path(ModelSource(model="m")) is None
     refuse({"package": "no-weights"}, "found 0")
+    refuse({"package": "os"}, "package 'os': expected one .gguf file, found 0")
     refuse({"package": "two_models"}, "found 2")
     for absent in ("no_such_package_here", "no.such.package", "", "../two_models"):
-        refuse({"package": absent}, "is not installed")
+        refuse({"package": absent}, "is not installed; install the one that carries the model")
     refuse({"gguf": str(tmp_path / "x.gguf")}, "not found")
     for damaged in (b"", b"GGUF", b"junk" * 9, b"GGUF\x03\0\0\0" + bytes(8) + b"\x05" + bytes(7)):
         (tmp_path / "one_model" / "0.gguf").write_bytes(damaged)

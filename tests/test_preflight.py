@@ -99,6 +99,27 @@ def test_messages_do_not_go_with_the_plain_format(world: Path) -> None:
     assert any("format 'plain'" in e for e in found(world, "error", domains=domains))
 
 
+def test_roles_of_a_template_of_its_own_are_named(world: Path) -> None:
+    turns = [{"role": r, "content": f"it is {r}"} for r in ("user", "critic", "assistant")]
+    chat = jsonl(world / "data" / "critic.jsonl", [{"messages": turns}] * 12)
+    domains = document()["domains"]
+    domains["math"] |= {"test": str(chat)}
+    (warning,) = [w for w in found(world, "warning", domains=domains) if "role" in w]
+    assert warning.startswith("domains.math.test: messages of the role 'critic'; a chat template")
+
+
+@pytest.mark.parametrize("text", ["both", "response"])
+def test_empty_responses_are_none(world: Path, text: str) -> None:
+    empty = [p | {"response": ""} for p in prompts(10, "without an answer")]
+    file = jsonl(world / "data" / "empty.jsonl", empty)
+    domains = document()["domains"]
+    domains["math"] |= {"calibration": str(file)}
+    surgery = [{"module": "linear", "text": text}]
+    level = "error" if text == "response" else "warning"
+    (said,) = [m for m in found(world, level, domains=domains, surgery=surgery) if "empty" in m]
+    assert said.startswith("domains.math.calibration: ")
+
+
 def test_tasks_that_are_not_run_are_named(world: Path) -> None:
     domains = document()["domains"]
     domains["math"]["tasks"] = ["gsm8k"]

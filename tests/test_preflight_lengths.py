@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from surgekit.pipeline.preflight import lengths
+from surgekit.pipeline.preflight import lengths, preflight
 from surgekit.pipeline.preflight.facts import ModelFacts
 from surgekit.pipeline.preflight.lengths import Counts, check_lengths, count_tokens
 from surgekit.pipeline.prompts import read_domain
 from surgekit.states.prompts import tokenize_prompts
 
-from .runs import make_world, recipe
+from .runs import document, make_world, recipe
 from .tiny import jsonl, tokenizer
 
 LLAMA = ModelFacts(1000, 32, 320, 2048, "llama")
@@ -148,11 +148,12 @@ def test_what_takes_too_long_is_not_verified(world: Path, monkeypatch: pytest.Mo
 
 
 def test_a_format_that_the_tokenizer_refuses_is_found(world: Path) -> None:
-    broken = jsonl(world / "data" / "roles.jsonl", [{"prompt": "x", "response": "y"}] * 3)
-    template = "{{ prompt.nothing.at_all }}"
+    turns = [{"role": r, "content": r} for r in ("user", "assistant", "critic")]
+    broken = jsonl(world / "data" / "roles.jsonl", [{"messages": turns}] * 3)
+    strict = "{% for m in messages %}{{ {'user': 1, 'assistant': 2}[m.role] + 1 }}{% endfor %}"
+    (world / "base" / "chat_template.jinja").write_text(strict)
     domains: dict[str, Any] = {
         "math": {"expert": "./math", "calibration": str(broken), "test": str(broken)}
-        | {"format": template}
     }
     brought = recipe(world, domains=domains, merge={"folder": "./base"})
     merged_here = recipe(world, domains=domains)
@@ -161,6 +162,26 @@ def test_a_format_that_the_tokenizer_refuses_is_found(world: Path) -> None:
         (finding,) = count_tokens(made, read, trust_remote_code=False)[1]
         assert finding.level == level
         assert "domains.math" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("format", "said"),
+    [
+        ("{{ prompt", "format template does not parse"),
+        ("{{ prompt.nothing.at_all }}", "format template failed"),
+        ("{{ prompt }}{{ promt }}", "format template failed: 'promt' is undefined"),
+        ("{{ prompt }}{{ ''.__class__ }}", "format template failed: access to attribute"),
+        ("{{ prompt + 1 }}", "format template failed"),
+    ],
+)
+def test_a_format_that_no_tokenizer_can_make_work_is_an_error_told_once(
+    world: Path, format: str, said: str
+) -> None:
+    domains = document()["domains"]
+    domains["math"] |= {"format": format}
+    told = [f for f in preflight(recipe(world, domains=domains)) if "format" in f.message]
+    assert [f.level for f in told] == ["error"]
+    assert told[0].message.startswith(f"domains.math: {said}")
 
 
 def test_without_a_tokenizer_lengths_are_not_verified(world: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from surgekit.errors import InputError, NotFiniteError
@@ -301,6 +302,9 @@ def test_a_base_in_half_precision_and_a_whole_expert(spoilt: Path) -> None:
     shutil.rmtree(spoilt / "base")
     checkpoint(spoilt / "base", llama(0, dtype=torch.bfloat16))
     assert findings(spoilt) == []
+    merge = {k: v for k, v in document()["merge"].items() if k != "dtype"}
+    (warning,) = findings(spoilt, merge=merge)
+    assert (warning.level, "what is written is float32" in warning.message) == ("warning", True)
 
 
 def test_one_padding_token_more_with_the_tokenizer_said(spoilt: Path, tmp_path: Path) -> None:
@@ -338,6 +342,60 @@ def test_templates_that_differ_are_noted_with_what_is_kept(spoilt: Path) -> None
 def test_another_end_of_text_is_warned_of(spoilt: Path) -> None:
     edit(spoilt / "math" / "tokenizer_config.json", eos_token="<|endoftext|>")
     said(findings(spoilt), "warning", OWN, "'<|endoftext|>'", "base with '<|im_end|>'", "not stop")
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("base", "own", "told"),
+    [(1, 2, True), (1, [1, 2], True), ([1, 2], 2, False), (1, 1, False), (None, 2, False)],
+)
+def test_another_id_to_stop_at_is_warned_of(
+    spoilt: Path, file: str, base: Any, own: Any, told: bool
+) -> None:
+    """transformers stops by these, though both tokenizers call the same token their end."""
+    for name, value in (("base", base), ("math", own), ("code", base)):
+        for other in ("config.json", "generation_config.json"):
+            path = spoilt / name / other
+            known = json.loads(path.read_text()) if path.is_file() else {}
+            known["eos_token_id"] = value if other == file else None
+            path.write_text(json.dumps(known))
+    found = [f for f in findings(spoilt) if "eos_token_id" in f.message]
+    assert bool(found) is told
+    if told:
+        shown = "1, 2" if own == [1, 2] else "2"
+        said(found, "warning", OWN, f"stops at id {shown} (eos_token_id)", "base at 1", "not stop")
+
+
+def test_task_vectors_from_another_base_are_warned_of(spoilt: Path) -> None:
+    shutil.copytree(spoilt / "base", spoilt / "same")
+    checkpoint(spoilt / "other", shifted(llama(0), 9, 0.3))
+
+    def warned(**merge: Any) -> list[str]:
+        found = findings(spoilt, merge=document()["merge"] | merge)
+        return [f.message for f in found if "is taken" in f.message or "are taken" in f.message]
+
+    for model in ("./other", "math"):
+        (message,) = warned(base_model=model, models=listed("math", "code")["models"])
+        assert message.startswith("merge.base_model is ")
+        assert f"the recipe's base is {spoilt / 'base'}: task vectors" in message
+    for model in ("./base", "./same", "base"):
+        assert warned(base_model=model) == []
+    halves = [{"model": n, "layer_range": [0, 2]} for n in ("math", "code", "./other")]
+    parts = [{"sources": halves, "base_model": "./other"}]
+    assert len(warned(slices=parts, parameters={"weight": 1.0})) == 1
+    (spoilt / "in-file.yml").write_text(
+        yaml.safe_dump(listed("math", "code") | {"base_model": "other"})
+    )
+    found = findings(spoilt, merge="./in-file.yml")
+    said(found, "warning", "merge.base_model is other, the recipe's base is")
+
+
+def test_a_merge_between_two_experts_calls_one_of_them_its_base(spoilt: Path) -> None:
+    slerp = {"merge_method": "slerp", "base_model": "math", "dtype": "float32"}
+    listing = {"models": listed("math", "code")["models"], "parameters": {"t": 0.5}}
+    found = findings(spoilt, merge=slerp | listing)
+    assert not [f for f in found if f.level == "error"]
+    assert not [f for f in found if "task vectors" in f.message]
 
 
 def test_another_tokenizer_is_an_error(spoilt: Path) -> None:

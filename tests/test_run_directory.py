@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from surgekit.errors import InputError, SurgekitError
 from surgekit.pipeline.run import run_recipe
@@ -391,3 +392,26 @@ def test_places_that_are_no_folder(world: Path, tmp_path: Path) -> None:
         run_recipe(recipe(world), tmp_path / "file")
     with pytest.raises(InputError, match="cannot write"):
         run_recipe(recipe(world), tmp_path / "file" / "run")
+
+
+def test_another_recipe_in_the_same_place_is_told(world: Path, out: Path) -> None:
+    """What it no longer has stays, and is named."""
+    told = watched(recipe(world), out)[1].notes
+    assert not [n for n in told if "another recipe" in n or "adapters/" in n]
+    text = (out / "recipe.yaml").read_text()
+    (out / "recipe.yaml").write_text(yaml.safe_dump(yaml.safe_load(text), sort_keys=True))
+    told = watched(recipe(world), out)[1].notes
+    assert not [n for n in told if "another recipe" in n]
+    before = adapters(out)
+    gone = [name for name in before if "linear" in name and ".seeds" not in name]
+    assert len(gone) == 2
+    told = watched(recipe(world, surgery=document()["surgery"][:1]), out)[1].notes
+    (said,) = [n for n in told if "another recipe" in n]
+    assert said.startswith(f"{out} was made by another recipe")
+    (said,) = [n for n in told if "of methods that are not in this recipe" in n]
+    assert all(f"adapters/{name}" in said for name in gone)
+    assert "darts" not in said
+    assert before == adapters(out)
+    (out / "recipe.yaml").write_text("{")
+    told = watched(recipe(world), out)[1].notes
+    assert len([n for n in told if "another recipe" in n]) == 1

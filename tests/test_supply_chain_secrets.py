@@ -16,6 +16,7 @@ import surgekit
 from surgekit.adapters.attach import SurgeryHandle
 from surgekit.cli import run as command
 from surgekit.errors import InputError, SurgekitError, without_secrets
+from surgekit.findings import Finding
 from surgekit.merging import merge
 from surgekit.merging.record import public_names
 from surgekit.recipe import parse_recipe
@@ -224,3 +225,56 @@ def test_the_record_names_models_as_they_were_written(here: Path) -> None:
     merge(here / "again.yml", here / "again")
     first, second = ((here / n / "model.safetensors").read_bytes() for n in ("out", "again"))
     assert first == second
+
+
+# --- settings with secrets in them --------------------------------------------------------------
+
+HELD = {
+    "a hub token": TOKEN,
+    "a password in an address": ADDRESS,
+}
+
+
+@pytest.mark.parametrize("what", HELD)
+@pytest.mark.parametrize("place", ["a name", "a value", "a comment"])
+def test_settings_that_hold_a_secret_are_refused_with_the_line(
+    here: Path, capsys: pytest.CaptureFixture[str], what: str, place: str
+) -> None:
+    """Else they would be copied into recipe.yaml, results.json and mergekit_config.yml."""
+    secret = HELD[what]
+    line = {
+        "a name": f"parameters: {{'{secret}': 1}}",
+        "a value": f"chat_template: '{secret}'",
+        "a comment": f"# {secret}",
+    }[place]
+    listed = "".join(f"- model: ./{d}\n  parameters: {{weight: 1}}\n" for d in DOMAINS)
+    (here / "merge.yml").write_text(f"merge_method: linear\nmodels:\n{listed}{line}\n")
+    recipes = {"recipe.yaml": document(), "file.yaml": document(merge="merge.yml")}
+    for name, made in recipes.items():
+        (here / name).write_text(yaml.safe_dump(made))
+    text = (here / "recipe.yaml").read_text()
+    (here / "recipe.yaml").write_text(f"# a recipe\n# {secret}\n{text}")
+    said = ""
+    for call, where in (
+        (["merge", "merge.yml", "out", "-q"], "merge.yml, line 7"),
+        (["init", "merge.yml"], "merge.yml, line 7"),
+        (["check", "file.yaml"], "merge.yml, line 7"),
+        (["run", "file.yaml", "--out", "run"], "merge.yml, line 7"),
+        (["check", "recipe.yaml"], "recipe.yaml, line 2"),
+        (["run", "recipe.yaml", "--out", "run"], "recipe.yaml, line 2"),
+    ):
+        assert command(call) == 2, call
+        out, err = capsys.readouterr()
+        assert f"{where}: holds what looks like {what}; take it out" in out + err
+        said += out + err
+    with pytest.raises(InputError, match="merge configuration: holds what looks like"):
+        merge({"merge_method": "linear", "parameters": {secret: 1}}, here / "out")
+    assert not [s for s in ALL if s in said]
+    assert not (here / "out").exists()
+    assert not (here / "run").exists()
+
+
+def test_findings_hold_no_secret_and_steer_no_terminal() -> None:
+    finding = Finding("warning", f"of {ADDRESS}\nand {TOKEN}\x1b[2J")
+    assert finding.message == "of https://***@huggingface.co/owner/name and hf_***\\x1b[2J"
+    assert finding.as_dict()["message"] == finding.message

@@ -10,15 +10,18 @@ import json
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from surgekit.cli import main
 from surgekit.cli import run as command
+from surgekit.errors import InputError
 from surgekit.pipeline.run_directory import RunDirectory
+from surgekit.recipe import Recipe, parse_recipe
 
-from .runs import Watch, document, make_world
+from .runs import Watch, document, make_world, watched
 from .tiny import checkpoint, jsonl, llama
 from .wrong import TEST, drift, fit, linear_of, math_with, refused, seen, write_recipe
 
@@ -132,10 +135,10 @@ PLACES: dict[str, tuple[str, ...]] = {
     "merge merge.yml nowhere": ("expected no folder or an empty one",),
     "merge merge.yml recipe.yaml": ("found a file",),
     "merge merge.yml recipe.yaml/new": ("cannot write", "Not a directory"),
-    fit().replace("--out new", "--out data"): ("in use by something that is not an adapter",),
-    fit().replace("--out new", "--out math"): ("in use by something that is not an adapter",),
-    fit().replace("--out new", "--out to-math"): ("in use by something",),
-    fit().replace("--out new", "--out recipe.yaml"): ("in use by something",),
+    fit().replace("--out new", "--out data"): ("expected no folder, or an adapter alone",),
+    fit().replace("--out new", "--out math"): ("expected no folder, or an adapter alone",),
+    fit().replace("--out new", "--out to-math"): ("expected no folder, or an adapter alone",),
+    fit().replace("--out new", "--out recipe.yaml"): ("expected a folder for the adapter",),
     fit().replace("--out new", "--out recipe.yaml/x"): ("cannot write", "Not a directory"),
     drift(more="--plot recipe.yaml/p.html"): ("cannot write", "Not a directory"),
     drift(more=f"--plot {TEST}"): ("--plot: expected a file that ends in .html", "test.jsonl"),
@@ -157,7 +160,7 @@ MERGES: dict[str, tuple[str, ...]] = {
 NAMES: dict[str, tuple[str, ...]] = {
     drift().replace("math=code", "=code"): ("--expert: expected NAME=VALUE, found '=code'",),
     drift().replace("math=code", "math="): ("--expert: expected NAME=VALUE, found 'math='",),
-    drift().replace("math=code", "a/b=code"): ("--expert: adapter name 'a/b': expected letters",),
+    drift().replace("math=code", "a/b=code"): ("--expert: adapter name 'a/b': expected at most 128",),
     drift().replace("math=code", "__base__=code"): ("--expert: adapter name '__base__'",),
     f"{drift()} --expert code": ("--expert: expected NAME=VALUE, found 'code'",),
     f"{drift()} --expert math=math": ("--expert: 'math' is given twice",),
@@ -225,6 +228,15 @@ VALUES: dict[str, tuple[str, ...]] = {
     fit(more="--module linear --ridge 0"): ("ridge must be positive and finite, found 0",),
     fit(more="--module linear --ridge nan"): ("ridge must be positive and finite, found nan",),
     fit(more="--module linear --limit 1"): ("at least two prompts",),
+    fit(more="--module linear --iterations 9"): (
+        "module linear is solved in closed form and takes no --iterations; leave it out",
+    ),
+    fit(more="--module linear --prompts-per-step 9"): ("takes no --prompts-per-step",),
+    fit(more="--module mean-shift --learning-rate 1"): ("takes no --learning-rate",),
+    fit(more="--module mean-shift --ridge gcv"): ("takes no --ridge",),
+    fit(more="--module darts --ridge gcv"): (
+        "module darts is trained with ewl1 and takes no --ridge; leave it out",
+    ),
     fit(prompts="questions.jsonl", more="--text response"): ("do they have a 'response'",),
 }
 
@@ -352,6 +364,88 @@ def test_init_quotes_what_yaml_would_take_for_something_else(
     (tmp_path / "merge.yml").write_text(linear_of("./3", "./on", "./null"))
     assert command(["init", str(tmp_path / "merge.yml")]) == 0
     assert list(yaml.safe_load(capsys.readouterr().out)["domains"]) == ["3", "on", "null"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"module": "linear", "iterations": 9}, "module linear is solved in closed form and takes"),
+        ({"module": "linear", "iterations": [9, 8]}, "takes no iterations; leave it out"),
+        ({"module": ["linear", "mean-shift"], "batch_size": 2}, "takes no batch_size"),
+        ({"module": "linear", "iterations": [500, 9]}, "takes no iterations"),
+        ({"module": "linear", "entropy_mean": "batch"}, "takes no entropy_mean"),
+        ({"module": "mean-shift", "learning_rate": 0.1}, "takes no learning_rate"),
+        ({"module": "standard", "weights": "entropy"}, "trained with l1 and takes no weights"),
+        ({"module": "standard", "entropy_mean": "batch"}, "takes no entropy_mean"),
+        ({"module": "darts", "ridge": 0.5}, "module darts is trained with ewl1 and takes no ridge"),
+        ({"module": "mean-shift", "loss": "l1", "iterations": 9}, None),
+        ({"module": ["linear", "standard"], "iterations": 9, "ridge": "gcv"}, None),
+        ({"module": "linear", "weights": "entropy", "entropy_mean": "batch"}, None),
+        ({"module": "linear", "iterations": 500}, None),
+    ],
+)
+def test_what_no_method_of_an_entry_reads_is_refused(
+    entry: dict[str, Any], said: str | None
+) -> None:
+    text = yaml.safe_dump(document(surgery=[{"module": "add"}, entry]), sort_keys=False)
+    if said is None:
+        made = parse_recipe(text, Path.cwd())
+        assert Recipe.model_validate(made.model_dump()) == made  # as a run writes it down
+        return
+    with pytest.raises(InputError, match=r"recipe, line \d+: surgery\.1: ") as caught:
+        parse_recipe(text, Path.cwd())
+    assert said in str(caught.value)
+
+
+def test_a_training_that_ends_worse_than_it_began_is_warned_of(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(root)
+    for rate, told in (("1e6", True), ("1e-4", False)):
+        call = fit(more=f"--learning-rate {rate} -q").replace("new", str(tmp_path / rate))
+        assert command(call.split()) == 0
+        err = capsys.readouterr().err
+        assert ("warning: " in err and "the loss rose from " in err) is told, err
+    surgery = [{"module": "standard", "iterations": 2, "learning_rate": 1e6}]
+    made = parse_recipe(yaml.safe_dump(document(surgery=surgery, seeds=[0])), root)
+    _, watch = watched(made, tmp_path / "run")
+    warned = [n for n in watch.notes if "the loss rose from " in n]
+    assert sorted(n[: n.index(": the")] for n in warned) == [
+        f"warning: adapters/{name}/standard-l1@both" for name in ("code", "math")
+    ]
+
+
+BETWEEN = """base_model: ./math
+models: [{model: ./math}, {model: ./code}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("merge", "base", "experts"),
+    [
+        ("merge_method: slerp\nparameters: {t: 0.5}\n", "BASE", ["math", "code"]),
+        ("merge_method: nearswap\nparameters: {t: 0.5}\n", "BASE", ["math", "code"]),
+        ("merge_method: arcee_fusion\n", "BASE", ["math", "code"]),
+        ("merge_method: linear\nparameters: {weight: 1}\n", "BASE", ["math", "code"]),
+        ("merge_method: ties\nparameters: {weight: 1}\n", "math", ["code"]),
+        ("merge_method: nuslerp\nparameters: {weight: 1}\n", "math", ["code"]),
+    ],
+)
+def test_init_takes_no_member_of_the_merge_for_the_base(
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    merge: str,
+    base: str,
+    experts: list[str],
+) -> None:
+    (root / "between.yml").write_text(merge + BETWEEN)
+    assert command(["init", str(root / "between.yml")]) == 0
+    made = yaml.safe_load(capsys.readouterr().out)
+    assert Path(made["base"]["model"]).name == base
+    assert list(made["domains"]) == experts
 
 
 def test_the_world_itself_is_right(

@@ -271,7 +271,7 @@ CALLS: dict[str, tuple[Call, type[InputError], tuple[str, ...]]] = {
     "adapter: a place in use": (
         lambda r: surgekit.save_adapter(surgery(), r / "data"),
         InputError,
-        ("in use by something that is not an adapter",),
+        ("expected no folder, or an adapter alone",),
     ),
     "attach: nothing": (lambda r: surgekit.attach(llama(), {}), InputError, ("at least one",)),
     "attach: another width": (

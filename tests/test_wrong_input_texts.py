@@ -6,6 +6,8 @@ What a key or value of a recipe may not be is in ``test_recipe_errors``; here ar
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ import pytest
 import yaml
 
 from surgekit.cli import run as command
+from surgekit.errors import InputError
 from surgekit.parsing import YAML_BYTES
+from surgekit.recipe import parse_recipe
+from surgekit.states.prompts import read_prompts
 
 from .runs import document, make_world
 from .tiny import checkpoint, jsonl, llama, prompts
@@ -183,7 +188,37 @@ def test_a_misspelt_key_of_mergekit_is_refused_with_the_right_one(
 
 
 VALUES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "no number": ({"parameters": {"weight": "much"}}, ("expected a number, found 'much'",)),
+    "no number": (
+        {"parameters": {"weight": "much"}},
+        ("models[0].parameters.weight: expected a number, found 'much'",),
+    ),
+    "a decimal comma": (
+        {"parameters": {"weight": "0,5"}},
+        ("models[0].parameters.weight: expected a number, found '0,5'; write 0.5",),
+    ),
+    "one of several is none": (
+        {"parameters": {"weight": [{"filter": "mlp", "value": [1, "0,5"]}, {"value": 1}]}},
+        ("models[0].parameters.weight[0].value: expected a number, found '0,5'",),
+    ),
+    "nothing": (
+        {"parameters": {"weight": None}},
+        (
+            "models[0].parameters.weight: expected a number, a list or a list of {value, filter}, "
+            "found nothing",
+        ),
+    ),
+    "a filter alone": (
+        {"parameters": {"weight": [{"filter": "mlp"}]}},
+        ("models[0].parameters.weight[0].value: expected a number", "found nothing"),
+    ),
+    "lists in lists": (
+        {"parameters": {"weight": [[1], [2]]}},
+        ("models[0].parameters.weight: expected a number", "found [1]"),
+    ),
+    "the same again": (
+        {"model": "code"},
+        ("models: code is listed twice", "list it once"),
+    ),
     "misspelt": ({"parameters": {"weigth": 1}}, ("weigth", "did you mean 'weight'?")),
 }
 
@@ -197,6 +232,56 @@ def test_a_wrong_parameter_of_a_model(
     listed = [{"model": "./math", **entry}, {"model": "./code", "parameters": {"weight": 1}}]
     (root / "m.yml").write_text(yaml.safe_dump({"merge_method": "linear", "models": listed}))
     refused(root, capsys, "merge m.yml new", *words)
+
+
+def test_a_switch_of_a_merge_is_true_or_false(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(root)
+    config = {"merge_method": "ties", "base_model": "./base", "models": [{"model": "./math"}]}
+    config |= {"parameters": {"weight": 1, "normalize": "yes please"}}
+    (root / "m.yml").write_text(yaml.safe_dump(config))
+    words = "parameters.normalize: expected a boolean, found 'yes please'"
+    refused(root, capsys, "merge m.yml new", words)
+    write_recipe(root, "switch.yaml", merge="m.yml")
+    refused(root, capsys, "run switch.yaml --out new", words)
+
+
+RECIPE: dict[str, tuple[dict[str, Any], str]] = {
+    "no surgery": ({"surgery": []}, "surgery: expected at least 1 entry, found none"),
+    "no domain": ({"domains": {}}, "domains: expected at least 1 entry, found none"),
+    "no expert": (
+        math_with(expert=""),
+        "domains.math.expert: expected a folder, a hub id, {model: FOLDER}, {lora: FOLDER}, "
+        "{gguf: FILE} or {package: NAME}, found nothing",
+    ),
+    "experts in a list": (math_with(expert=["./math"]), "{package: NAME}"),
+}
+
+
+@pytest.mark.parametrize("case", RECIPE)
+def test_an_empty_entry_of_a_recipe_is_said_with_what_belongs_there(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    monkeypatch.chdir(root)
+    changes, words = RECIPE[case]
+    name = write_recipe(root, "entry.yaml", **changes)
+    file = root / name
+    file.write_text(file.read_text().replace("expert: ''", "expert:"))
+    refused(root, capsys, f"check {name}", words)
+    refused(root, capsys, f"run {name} --out new", words)
+
+
+@pytest.mark.parametrize("case", [k for k, (_, words) in KEYS.items() if "line " in words[0]])
+def test_a_misspelt_key_within_a_recipe_is_named_with_its_line(root: Path, case: str) -> None:
+    text, words = KEYS[case]
+    merge = "".join(f"  {line}\n" for line in text.splitlines())
+    head = yaml.safe_dump(document(merge=None), sort_keys=False)
+    above = len(head.splitlines()) + 1
+    with pytest.raises(InputError) as caught:
+        parse_recipe(f"{head}merge:\n{merge}", root, "r.yaml")
+    line, said = words[0].removeprefix("line ").split(": ", 1)
+    assert f"r.yaml, merge, line {above + int(line)}: {said}" in str(caught.value)
 
 
 # --- prompts ------------------------------------------------------------------------------------
@@ -215,7 +300,23 @@ PROMPTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a list": (f'{GOOD}["a"]', ("line 2: expected a JSON object, found ['a']",)),
     "a number": ("3", ("line 1: expected a JSON object, found 3",)),
     "null": ("null", ("line 1: expected a JSON object, found None",)),
-    "no prompt": ('{"response": "x"}', ("line 1: expected either 'prompt' or 'messages'",)),
+    "no prompt": (
+        '{"response": "x"}',
+        ("line 1: expected either 'prompt' or 'messages', found 'response'",),
+    ),
+    "no key": ("{}", ("line 1: expected either 'prompt' or 'messages', found no key",)),
+    "another form": (
+        '{"instruction": "x", "output": "y"}',
+        ("line 1: expected either 'prompt' or 'messages', found 'instruction', 'output'",),
+    ),
+    "ShareGPT": (
+        '{"conversations": [{"from": "human", "value": "x"}]}',
+        ("found 'conversations'; make 'messages' of", "'value' becomes 'content'"),
+    ),
+    "both forms": (
+        '{"prompt": "x", "messages": []}',
+        ("line 1: expected either 'prompt' or 'messages', found both",),
+    ),
     "blank prompt": (f'{GOOD}{{"prompt": " "}}', ("line 2: the prompt is empty",)),
     "prompt a number": ('{"prompt": 3}', ("line 1: prompt: expected a string, found 3",)),
     "misspelt prompt": (
@@ -231,6 +332,22 @@ PROMPTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "misspelt content": (
         '{"messages": [{"role": "user", "contents": "x"}]}',
         ("line 1: key 'messages.0.content' is missing; found 'contents' instead",),
+    ),
+    "a role of another form": (
+        '{"messages": [{"role": "human", "content": "x"}]}',
+        ("line 1: messages.0.role: unknown role 'human'; did you mean 'user'?",),
+    ),
+    "an answer of another form": (
+        '{"messages": [{"role": "user", "content": "x"}, {"role": "gpt", "content": "y"}]}',
+        ("line 1: messages.1.role: unknown role 'gpt'; did you mean 'assistant'?",),
+    ),
+    "a role in capitals": (
+        '{"messages": [{"role": "User", "content": "x"}]}',
+        ("unknown role 'User'; did you mean 'user'?",),
+    ),
+    "a misspelt answer": (
+        '{"messages": [{"role": "user", "content": "x"}, {"role": "assistent", "content": "y"}]}',
+        ("unknown role 'assistent'; did you mean 'assistant'?",),
     ),
     "double key": ('{"prompt": "a", "prompt": "b"}', ("line 1: key 'prompt' is given twice",)),
     "half of a character": (
@@ -256,6 +373,23 @@ def test_a_wrong_prompt_file(
     calls = (drift(prompts="p.jsonl"), fit(prompts="p.jsonl"))
     for call in (*calls, "run p.yaml --out new", "run plain.yaml --out new"):
         refused(root, capsys, call, "p.jsonl", *words)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+def test_a_prompt_file_that_is_no_file_is_refused_and_not_waited_for(
+    kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "p.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+    found = "a pipe" if kind == "pipe" else "a device or a socket"
+    with pytest.raises(InputError, match=f"found {found}; write it to a file and name that"):
+        read_prompts(path)
 
 
 def test_what_looks_odd_in_a_prompt_and_is_text_is_taken(

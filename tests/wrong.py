@@ -39,7 +39,8 @@ def drift(merged: str = "math", expert: str = "code", prompts: str = TEST, more:
 def fit(merged: str = "math", expert: str = "code", prompts: str = TEST, more: str = "") -> str:
     """A call of calibrate that would write to ``new``."""
     call = f"calibrate --merged {merged} --expert math={expert} --prompts math={prompts}"
-    return f"{call} --out new --iterations 2 {more}".strip()
+    closed = "--module linear" in more or "--module mean-shift" in more
+    return f"{call} --out new {'' if closed else '--iterations 2 '}{more}".strip()
 
 
 def write_recipe(root: Path, name: str, **changes: Any) -> str:

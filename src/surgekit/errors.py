@@ -10,6 +10,7 @@ import re
 
 # A name and password in an address; a path keeps one of its two slashes.
 _LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:/{1,2})[^\s/@]+@")
+_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s/@\"']+@")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _BREAK = re.compile(r"\s*[\r\n\x0b\x0c\x85\u2028\u2029]\s*")
 _LONGEST = 1500
@@ -19,6 +20,13 @@ _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{12,}")
 def without_secrets(text: str) -> str:
     """The text with hub tokens, and names and passwords in addresses, blotted out."""
     return _HUB_TOKEN.sub("hf_***", _LOGIN.sub(r"\1***@", text))
+
+
+def secret_in(text: str) -> str | None:
+    """What the text holds that nobody may read: a hub token, a password in an address, or None."""
+    if _HUB_TOKEN.search(text):
+        return "a hub token"
+    return "a password in an address" if _PASSWORD.search(text) else None
 
 
 def printable(text: str) -> str:
@@ -34,10 +42,11 @@ class SurgekitError(Exception):
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_fit_to_show(a) if isinstance(a, str) else a for a in args))
+        super().__init__(*(fit_to_show(a) if isinstance(a, str) else a for a in args))
 
 
-def _fit_to_show(text: str) -> str:
+def fit_to_show(text: str) -> str:
+    """The text as one line that is fit for a terminal and a log: no secrets, and not endless."""
     text = printable(_BREAK.sub(" ", without_secrets(text)))
     # Of a message that quotes a long value both ends are kept: what was expected, and the way out.
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 505]} ... {text[-500:]}"

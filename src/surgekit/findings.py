@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
-from surgekit.errors import InputError
+from surgekit.errors import InputError, fit_to_show
 
 Level = Literal["error", "warning", "unverified", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "unverified", "note")
@@ -22,11 +22,15 @@ class Finding:
     Attributes:
         level: an ``error`` stops a run, a ``warning`` does not; ``unverified`` names what could
             not be checked and why; a ``note`` is information.
-        message: what was expected, what was found, the way out.
+        message: what was expected, what was found, the way out; secrets in it are blotted out as
+            in the messages of errors.
     """
 
     level: Level
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", fit_to_show(self.message))
 
     def __str__(self) -> str:
         return self.message if self.level == "note" else f"{self.level}: {self.message}"

@@ -6,6 +6,7 @@ import codecs
 import difflib
 import math
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from surgekit.errors import InputError
+from surgekit.errors import InputError, secret_in
 
 YAML_BYTES = 1 << 20
 """The longest YAML file that is read; one by hand is a hundred times shorter."""
@@ -32,6 +33,9 @@ _ODD = {
     "omap": "an ordered map; write a mapping",
     "pairs": "a list of pairs; write a mapping",
 }
+_TOO_SHORT = re.compile(
+    r"\w+ should have at least (\d+) items? after validation, not (\d+)", re.ASCII
+)
 _QUOTED = re.compile(r"'([^']*)'")
 
 
@@ -47,6 +51,11 @@ def read_text(path: Path, what: str, *, limit: int | None = None) -> str:
     """
     expected = f"{path}: {what} expected as UTF-8 text"
     try:
+        # Before it is opened: a pipe that nobody writes to would be waited for.
+        kind = path.stat().st_mode
+        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+            found = "a pipe" if stat.S_ISFIFO(kind) else "a device or a socket"
+            raise InputError(f"{expected}, found {found}; write it to a file and name that")
         with path.open("rb") as file:
             head = file.read(_HEAD)
             # Looked at before all is read: a file of weights may be of any size.
@@ -81,9 +90,11 @@ def read_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
     """(value, syntax tree) of a YAML text; safe types only.
 
     Raises:
-        InputError: no YAML, a key given twice, a value that contains itself, or aliases that
-            stand for more than a million values; says the line where it is known.
+        InputError: no YAML, a secret in it, a key given twice, a value that contains itself, or
+            aliases that stand for more than a million values; says the line where it is known.
     """
+    for number, line in enumerate(text.split("\n"), start=1):
+        refuse_secret(line, f"{name}, line {number}")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is not None:
@@ -98,6 +109,16 @@ def read_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
         raise InputError(f"{name}{where}: not YAML ({problem})") from error
     except (ValueError, RecursionError) as error:  # 2020-13-45; a thousand open brackets
         raise InputError(f"{name}: not YAML that can be read ({error})") from error
+
+
+def refuse_secret(text: str, where: str) -> None:
+    """Raise InputError where settings hold a secret: they are copied into what is written."""
+    found = secret_in(text)
+    if found is not None:
+        raise InputError(
+            f"{where}: holds what looks like {found}; take it out, huggingface_hub reads HF_TOKEN "
+            "by itself"
+        )
 
 
 def line_of(node: yaml.Node | None) -> int | None:
@@ -121,10 +142,17 @@ def line_at(root: yaml.Node | None, path: tuple[str | int, ...]) -> int | None:
     return line
 
 
+def node_at(root: yaml.Node | None, key: str) -> yaml.Node | None:
+    """The value of a key in the outermost mapping of a YAML, where it is there."""
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    return next((value for name, value in pairs if name.value == key), None)
+
+
 def nearest(word: object, known: Iterable[str]) -> str:
     """``; did you mean 'seeds'?`` where one of ``known`` is near, else nothing."""
-    near = difflib.get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    by_letters = {str(k).lower(): k for k in known}
+    near = difflib.get_close_matches(str(word).lower(), list(by_letters), n=1)
+    return f"; did you mean {by_letters[near[0]]!r}?" if near else ""
 
 
 class Problem(NamedTuple):
@@ -175,7 +203,7 @@ def first_problem(
     value = first.get("input")
     if isinstance(value, (dict, list, tuple, BaseModel)):
         return Problem(path, message, named=False)
-    shown = repr(value)
+    shown = "nothing" if value is None else repr(value)
     shown = shown if len(shown) <= 80 else f"{shown[:76]} ..."
     hint = nearest(value, _QUOTED.findall(message)) if first["type"] == "literal_error" else ""
     return Problem(path, f"{message}, found {shown}{hint}", named=False)
@@ -184,7 +212,12 @@ def first_problem(
 def in_plain_words(message: str) -> str:
     """A message of pydantic's in the words of this package: what was expected."""
     message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    message = message.split(", unable to parse")[0].split(" or instance of ")[0]
+    message = message.split(", unable to ")[0].split(" or instance of ")[0]
+    short = _TOO_SHORT.fullmatch(message)
+    if short:
+        entries = "entry" if short[1] == "1" else "entries"
+        found = "none" if short[2] == "0" else short[2]
+        return f"expected at least {short[1]} {entries}, found {found}"
     for old, new in (
         ("Input should be greater", "expected a number greater"),
         ("Input should be less", "expected a number less"),
@@ -216,7 +249,10 @@ def _own_path(location: tuple[str | int, ...], given: Any) -> tuple[str | int, .
 
 
 def _is_branch(part: str | int) -> bool:
-    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "none"))
+    """Of a union the branch, called by its type or by the class of a model."""
+    return isinstance(part, str) and (
+        "[" in part or part[:1].isupper() or part in ("str", "int", "float", "bool", "none")
+    )
 
 
 def _mapping_at(given: Any, path: tuple[str | int, ...]) -> dict[Any, Any]:

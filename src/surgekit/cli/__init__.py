@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Run the command line; returns the exit status.
 
-    0 done, 1 a failure in the work, 2 wrong input, 130 interrupted, 143 terminated.
+    0 done, 1 a failure in the work, 2 wrong input, 130 interrupted, 143 terminated,
+    129 hung up (128 + the number of the signal).
     """
     show = "--traceback" in arguments
     arguments = [a for a in arguments if a != "--traceback"]
@@ -58,6 +59,9 @@ def run(arguments: list[str]) -> int:
             return _interrupted(verb, show)
         # Typer and click raise their own kinds for wrong usage, and they know how to say it.
         said = getattr(error, "format_message", None)
+        if type(error).__name__ == "NoArgsIsHelpError" and said is not None:
+            print(said(), file=sys.stderr)  # the help itself
+            return WRONG_INPUT
         if hasattr(error, "exit_code") and said is not None:
             return _end(_usage(said(), verb), WRONG_INPUT, show)
         if type(error).__name__ == "Abort":

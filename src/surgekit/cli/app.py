@@ -18,7 +18,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="Exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted, 143 terminated. "
+    epilog="Exit status: 0 done, 1 failed, 2 wrong input, 128 + the signal where one ended it: "
+    "130 interrupted, 143 terminated, 129 hung up. "
     "--traceback with any verb shows where an error came from.",
 )
 

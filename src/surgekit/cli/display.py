@@ -23,8 +23,13 @@ from surgekit.pipeline.progress import Reporter
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    """One JSON document on stdout, escaped where the stream's encoding lacks a character of it."""
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(document, indent=1, allow_nan=False)
+    sys.stdout.write(text + "\n")
 
 
 def stdout() -> Console:
@@ -32,11 +37,19 @@ def stdout() -> Console:
     return _PlainConsole(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
+_IN_ASCII = str.maketrans({"█": "#", "←": "<-", "…": "..."})
+
+
 class _PlainConsole(Console):
-    """Shows text as it is: names in files from elsewhere are no markup and steer no terminal."""
+    """Shows text as it is: names in files from elsewhere are no markup and steer no terminal.
+
+    Where the stream takes no UTF-8, rich draws tables in ASCII; so are the signs in them.
+    """
 
     def render_str(self, text: str, **options: Any) -> Text:
         plain: dict[str, Any] = options | {"markup": False, "emoji": False}
+        if self.options.ascii_only:
+            text = text.translate(_IN_ASCII)
         return super().render_str(printable(text), **plain)
 
 

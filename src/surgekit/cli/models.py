@@ -27,9 +27,13 @@ from surgekit.states.capture import capture
 from surgekit.states.prompts import TokenizedPrompts, read_prompts, tokenize_prompts
 from surgekit.states.rendering import check_format, check_same_tokenizer
 from surgekit.states.states import States
-from surgekit.surgery.config import CalibrationConfig, SurgeryConfig
+from surgekit.surgery.config import CalibrationConfig, SurgeryConfig, ignored
 from surgekit.surgery.fit import calibrate as calibrate_module
+from surgekit.surgery.fit import grown_loss
 from surgekit.surgery.modules import SurgeryModule
+
+_OPTIONS = {"batch_size": "prompts-per-step"}
+"""Options of calibrate whose names are not their setting's."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,13 @@ def bias(
     for name in adapters:
         if name not in experts:
             raise InputError(f"--adapter {name}: no --expert of that name")
-    modules = {name: load_adapter(folder)[0] for name, folder in adapters.items()}
+    modules = {}
+    for name, folder in adapters.items():
+        modules[name], info = load_adapter(folder)
+        if info.domain != name and UNNAMED not in (info.domain, name) and info.domain:
+            TerminalReporter(quiet=session.quiet).note(
+                f"adapter {folder} was calibrated for the domain {info.domain!r}, not {name!r}"
+            )
     part = text_part(text)
     if plot is not None:
         if plot.suffix not in (".html", ".htm"):
@@ -250,6 +260,9 @@ def calibrate(
         # Whatever the width; what hinges on it is found when the states are there.
         module_name = SurgeryConfig(hidden_size=1 << 30, **surgery).module
         loss = calibration.loss_for(module_name)
+        for key in calibration.unread_by(module_name):
+            option = f"--{_OPTIONS.get(key, key).replace('_', '-')}"
+            raise InputError(ignored(option, module_name, loss))
     except ValueError as error:
         raise option_error(error, surgery) from error
     check_room(out)
@@ -271,6 +284,9 @@ def calibrate(
     )
     method = module_name + (f"-{loss}" if loss else "") + f"@{calibration.text}"
     save_adapter(module, out, domain=name, method=method)
+    grown = grown_loss(module.record)
+    if grown is not None:
+        TerminalReporter(quiet=False).note(f"warning: {out}: {grown}")
     facts = {
         "adapter": str(out),
         "domain": name,
@@ -307,7 +323,8 @@ def _calibration(fitting: dict[str, Any]) -> CalibrationConfig:
     try:
         return CalibrationConfig.model_validate(given)
     except ValidationError as error:
-        raise option_error(error, given, {"batch_size": "--prompts-per-step"}) from error
+        called = {key: f"--{option}" for key, option in _OPTIONS.items()}
+        raise option_error(error, given, called) from error
 
 
 def _is_bare_lora(source: str) -> bool:

@@ -15,6 +15,7 @@ from surgekit.errors import InputError
 from surgekit.files import expect_writable, write_text
 from surgekit.findings import Finding
 from surgekit.merging import read_merge_config
+from surgekit.merging.examining import takes_task_vectors
 from surgekit.models.source import ModelSource
 from surgekit.pipeline.preflight import preflight
 from surgekit.pipeline.run import run_recipe
@@ -175,10 +176,18 @@ def _limited(recipe: Recipe, limit: int) -> Recipe:
 
 
 def _listed_models(config: dict[str, Any]) -> tuple[str | None, list[str]]:
+    """(the base that experts were tuned from where the merge tells it, the experts)."""
     base = config.get("base_model")
-    listed = [m.get("model") for m in config.get("models") or []]
-    for part in config.get("slices") or []:
-        listed += [s.get("model") for s in part.get("sources") or []]
+    modules = config.get("modules")
+    sections = [config, *(modules.values() if isinstance(modules, dict) else ())]
+    listed: list[Any] = []
+    for section in (s for s in sections if isinstance(s, dict)):
+        listed += [m.get("model") for m in section.get("models") or []]
+        for part in section.get("slices") or []:
+            listed += [s.get("model") for s in part.get("sources") or []]
+    # What slerp and its like call the base is one of the models that are merged.
+    if base in listed and not takes_task_vectors(config["merge_method"]):
+        base = None
     experts = list(dict.fromkeys(str(m) for m in listed if m is not None and m != base))
     return (None if base is None else str(base)), experts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -51,10 +52,11 @@ def stopped_by() -> int | None:
 
 
 def open_standard_streams() -> None:
-    """Put nothing where stdin, stdout or stderr is closed.
+    """Put nothing where stdin, stdout or stderr is closed, and let any text through the others.
 
-    Else the next file that is opened would get its number, and what a library prints would be
-    written into that file.
+    Else the next file that is opened would get the number of the closed one, and what a library
+    prints would be written into that file. A stream whose encoding lacks a character shows a
+    question mark, and the work goes on.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -64,3 +66,7 @@ def open_standard_streams() -> None:
         if getattr(sys, name) is None:
             stream = os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
+    for stream in (sys.stdout, sys.stderr):
+        # Python itself gives stderr another way that loses nothing.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")

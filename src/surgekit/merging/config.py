@@ -14,7 +14,7 @@ from surgekit.errors import InputError
 from surgekit.files import user_path
 from surgekit.models.source import resolve_folder
 from surgekit.models.untrusted import refuse_url
-from surgekit.parsing import YAML_BYTES, line_at, read_text, read_yaml
+from surgekit.parsing import YAML_BYTES, line_at, read_text, read_yaml, refuse_secret
 
 if TYPE_CHECKING:
     from mergekit.config import MergeConfiguration
@@ -45,6 +45,7 @@ def read_merge_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     tree = None
     if isinstance(config, Mapping):
         where, value = "merge configuration", _plain(config)
+        refuse_secret(str(value), where)
     else:
         file = config_file(config)
         where = str(file) if file else "merge configuration"
@@ -53,13 +54,27 @@ def read_merge_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, dict):
         found = "nothing" if value is None else f"a {type(value).__name__}"
         raise InputError(f"{where}: expected a mapping with merge_method and models, found {found}")
-    _refuse_misspelt(value, where, tree)
-    _expect_shapes(value, where, tree)
+    expect_keys(value, where, tree)
     if not isinstance(value.get("merge_method"), str):
         raise InputError(
             f"{where}: merge_method is missing; name one, such as merge_method: task_arithmetic"
         )
     return value
+
+
+def expect_keys(config: dict[str, Any], where: str, tree: yaml.Node | None) -> None:
+    """Refuse misspelt keys, and values of another shape than mergekit's.
+
+    Args:
+        config: a configuration.
+        where: names it in messages.
+        tree: its syntax tree, which tells lines; None where there is none.
+
+    Raises:
+        InputError: names the key, with the nearest right one, and its line.
+    """
+    _refuse_misspelt(config, where, tree)
+    _expect_shapes(config, where, tree)
 
 
 def _refuse_misspelt(config: dict[str, Any], where: str, tree: yaml.Node | None) -> None:

@@ -28,6 +28,7 @@ from surgekit.merging.config import (
 )
 from surgekit.merging.effects import check_effects
 from surgekit.merging.mergekit_guard import mergekit_errors, tamed
+from surgekit.merging.parameter_values import check_listed_once, check_parameter_values
 from surgekit.merging.settings import check_input_dtypes, check_settings
 from surgekit.merging.slices import check_slice_bounds
 from surgekit.merging.weights import effective_weights, plan
@@ -44,7 +45,12 @@ from surgekit.models.values import (
     scan_values,
     size_of_values,
 )
-from surgekit.models.vocabulary import compare_templates, compare_vocabularies, vocabulary_of
+from surgekit.models.vocabulary import (
+    compare_ends,
+    compare_templates,
+    compare_vocabularies,
+    vocabulary_of,
+)
 from surgekit.parsing import nearest
 
 if TYPE_CHECKING:
@@ -106,8 +112,10 @@ def prepare(
 
     method = find_method(config["merge_method"])
     findings += check_settings(config, method)
+    findings += check_parameter_values(config, method)
     list_experts(config, method, known)
     names = resolve_models(config, known, root)
+    findings += check_listed_once(config, names)
     given = config.get("base_model")
     fill_base(config, method, known)
     if not given and config.get("base_model") and method.spec.contract.base.value == "ignored":
@@ -191,7 +199,24 @@ def examine_merge(
 def examine_settings(config: Mapping[str, Any]) -> list[Finding]:
     """What the configuration alone says; for models that cannot be read yet."""
     with tamed(quiet=True):
-        return check_settings(config, find_method(config["merge_method"]))
+        method = find_method(config["merge_method"])
+        return [*check_settings(config, method), *check_parameter_values(config, method)]
+
+
+def takes_task_vectors(name: str) -> bool:
+    """Whether a method's base is what its models are compared with, and not one of them.
+
+    By mergekit's contract of the method: slerp and its like need a base and take two models in
+    all, so one of the two is it; others look at no base.
+
+    Raises:
+        InputError: mergekit has no such method.
+    """
+    with tamed(quiet=True):
+        contract = find_method(name).spec.contract
+    if contract.base.value == "ignored":
+        return False
+    return contract.base.value != "required" or contract.max_inputs is None
 
 
 def find_method(name: str) -> MergeMethod:
@@ -224,6 +249,7 @@ def _judge_models(config: Mapping[str, Any], models: Mapping[str, Checkpoint]) -
         one, two = vocabularies[first.name], vocabularies[other.name]
         if one is not None and two is not None:
             found += compare_vocabularies((first.name, other.name), one, two, aligned=aligned)
+        found += compare_ends(first, other, one, two)
     if not aligned and not config.get("chat_template"):
         templates = {n: v.template if v else None for n, v in vocabularies.items()}
         found += compare_templates(templates.pop(first.name), templates)

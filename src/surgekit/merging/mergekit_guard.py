@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -33,8 +34,9 @@ def tamed(quiet: bool) -> Iterator[None]:
     """Around all use of mergekit: alone, with fresh files, and with the caller's random state.
 
     Args:
-        quiet: nothing of its log, its progress bars and its warnings gets out. Other threads
-            that log meanwhile are not heard either.
+        quiet: nothing of its log and its progress bars gets out. Other threads that log meanwhile
+            are not heard either. Else bars are drawn where stderr is a terminal. Warnings of the
+            libraries, which are for those who write them, never get out.
     """
     with (
         _ONE_AT_A_TIME,
@@ -176,16 +178,52 @@ def _pickles_hold_weights_only() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _transformers_silenced() -> Iterator[None]:
+    """Have transformers log errors alone: its advice is about how mergekit calls it."""
+    from transformers.utils import logging as of_transformers
+
+    level = of_transformers.get_verbosity()
+    of_transformers.set_verbosity_error()
+    try:
+        yield
+    finally:
+        of_transformers.set_verbosity(level)
+
+
+def _shows_bars(quiet: bool) -> bool:
+    return not quiet and sys.stderr is not None and sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Have tqdm draw nothing, whatever its callers ask for: mergekit's bars heed no one switch."""
+    from tqdm import std
+
+    begin = std.tqdm.__init__
+
+    def without(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs | {"disable": True})
+
+    std.tqdm.__init__ = without
+    try:
+        yield
+    finally:
+        std.tqdm.__init__ = begin
+
+
+@contextlib.contextmanager
 def _silenced(quiet: bool) -> Iterator[None]:
     root = logging.getLogger()
     handlers, disabled = list(root.handlers), root.manager.disable
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # Warnings of third parties never become errors here, whatever the caller's filters say.
-        warnings.simplefilter("ignore" if quiet else "default")
+        warnings.simplefilter("ignore")
+        stack.enter_context(_transformers_silenced())
+        if not _shows_bars(quiet):
+            stack.enter_context(_no_bars())
         if quiet:
             logging.disable(logging.CRITICAL)
-            # mergekit's bar for vocabularies heeds no switch.
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         try:
             yield

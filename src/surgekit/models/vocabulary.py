@@ -130,7 +130,7 @@ def compare_vocabularies(
     averaged: bool = True,
     aligned: bool = False,
 ) -> list[Finding]:
-    """Whether an expert's ids mean the base's tokens, and what special tokens differ.
+    """Whether an expert's ids mean the base's tokens.
 
     Args:
         names: of the base and of the expert.
@@ -170,15 +170,48 @@ def compare_vocabularies(
                 "the merged model does not know them unless its tokenizer takes them in",
             )
         )
-    if one.eos is not None and two.eos is not None and one.eos != two.eos:
-        found.append(
-            Finding(
-                "warning",
-                f"{name}: ends its text with {two.eos!r}, {base} with {one.eos!r}; the merged "
-                "model has the base's, and may not stop where this expert does",
-            )
-        )
     return found
+
+
+def compare_ends(
+    one: Checkpoint, two: Checkpoint, base: Vocabulary | None, own: Vocabulary | None
+) -> list[Finding]:
+    """Whether an expert ends its text as the base does: by its tokenizer, and by what stops it.
+
+    transformers stops at the ids of ``generation_config.json``, or else of ``config.json``,
+    whatever the tokenizer calls its end.
+
+    Args:
+        one: the base.
+        two: the expert.
+        base: the base's vocabulary, where it can be read.
+        own: the expert's.
+
+    Raises:
+        InputError: a ``generation_config.json`` that is no JSON object.
+    """
+    late = "; the merged model has the base's, and may not stop where this expert does"
+    if base is not None and own is not None and base.eos and own.eos and base.eos != own.eos:
+        said = f"{two.name}: ends its text with {own.eos!r}, {one.name} with {base.eos!r}"
+        return [Finding("warning", said + late)]
+    known, wanted = _end_ids(one), _end_ids(two)
+    if not known or wanted <= known:
+        return []
+    shown = [", ".join(map(str, sorted(ids))) for ids in (wanted, known)]
+    said = f"{two.name}: stops at id {shown[0]} (eos_token_id), {one.name} at {shown[1]}"
+    return [Finding("warning", said + late)]
+
+
+def _end_ids(model: Checkpoint) -> frozenset[int]:
+    generation = (
+        {}
+        if model.virtual
+        else _optional(model.folder / "generation_config.json", "generation config")
+    )
+    value = generation.get("eos_token_id")
+    value = model.config.get("eos_token_id") if value is None else value
+    listed = value if isinstance(value, list) else [value]
+    return frozenset(i for i in listed if isinstance(i, int) and not isinstance(i, bool))
 
 
 def compare_templates(base: str | None, others: Mapping[str, str | None]) -> list[Finding]:

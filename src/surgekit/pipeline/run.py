@@ -17,6 +17,7 @@ from surgekit.pipeline.capturing import StateStore, capture_all
 from surgekit.pipeline.expert_check import check_expert
 from surgekit.pipeline.judging import choose_method, cross_effects, measure_drift, report_domain
 from surgekit.pipeline.models import ModelFolders, prepare_models
+from surgekit.pipeline.predecessor import RECIPE_FILE, tell_of_another_recipe
 from surgekit.pipeline.progress import Reporter
 from surgekit.pipeline.prompts import (
     DomainTokens,
@@ -55,7 +56,8 @@ def run_recipe(
         domains = {n: read_domain(n, d, recipe.seeds) for n, d in recipe.domains.items()}
         plain_prompts = read_plain(recipe)
         resolved = recipe.model_dump(mode="json")
-        write_text(run.path("recipe.yaml"), yaml.safe_dump(resolved, sort_keys=False))
+        tell_of_another_recipe(run, recipe, resolved)
+        write_text(run.path(RECIPE_FILE), yaml.safe_dump(resolved, sort_keys=False))
         models = prepare_models(run, recipe, trust_remote_code=trust_remote_code)
         tokenizer = load_tokenizer(
             str(models.folders["merged"]), trust_remote_code=trust_remote_code

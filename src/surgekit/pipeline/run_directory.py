@@ -180,7 +180,13 @@ def check_run_format(root: Path) -> None:
     path = root / RUN_FILE
     found = RUN_FORMAT
     if path.exists():
-        found = read_json_object(path, "the format of a run directory").get("format")
+        try:
+            found = read_json_object(path, "the format of a run directory").get("format")
+        except InputError as error:
+            raise InputError(
+                f"{error}; delete the file to go on with the run, or name another directory "
+                "with --out"
+            ) from error
     if found != RUN_FORMAT or isinstance(found, bool):
         raise InputError(
             f"{root}: this surgekit ({__version__}) knows run directories of format {RUN_FORMAT}, "

@@ -26,7 +26,7 @@ from surgekit.pipeline.run_directory import RunDirectory
 from surgekit.recipe import Method, Recipe
 from surgekit.states.states import States
 from surgekit.surgery.config import SurgeryConfig
-from surgekit.surgery.fit import calibrate
+from surgekit.surgery.fit import calibrate, grown_loss
 from surgekit.surgery.modules import SurgeryModule
 
 
@@ -105,6 +105,9 @@ def calibrate_all(
                 # Named after its folder, which another order of seeds gives to another of them.
                 stage = folder.relative_to(run.path("adapters"))
                 facts[key] = run.stage(f"surgery/{stage.as_posix()}", inputs, [folder], work)
+                grown = grown_loss(facts[key])
+                if grown is not None:
+                    run.reporter.note(f"warning: adapters/{stage.as_posix()}: {grown}")
                 folders[key], identities[key] = folder, digest_json(inputs)
                 run.reporter.advance()
     run.reporter.finish()

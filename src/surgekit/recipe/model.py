@@ -22,6 +22,7 @@ from pydantic import (
 from surgekit.adapters.files import check_adapter_name
 from surgekit.errors import InputError
 from surgekit.files import user_path
+from surgekit.models.loading import DTYPES
 from surgekit.models.source import ModelSource
 from surgekit.surgery.config import (
     MAX_POSITIONS,
@@ -33,6 +34,7 @@ from surgekit.surgery.config import (
     RidgeRule,
     SurgeryConfig,
     TextPart,
+    ignored,
 )
 
 # Names that results.json and the run directory use beside those of domains.
@@ -138,11 +140,20 @@ class SurgerySpec(_Strict):
                 f"expected at most {_MOST_METHODS:,} methods, found lists that combine to {many:,}"
             )
         # Settings that contradict each other fail in here, with this entry's line.
-        count = len(list(self.methods()))
+        methods = list(self.methods())
+        count = len(methods)
         if count == 0:
             raise ValueError("expected at least one value of each key, found an empty list")
         if self.name is not None and count > 1:
             raise ValueError(f"name {self.name!r} goes with one method; this entry means {count}")
+        # What one method of several reads may stand here; what none reads was meant for another.
+        unread: dict[tuple[str, str | None], set[str]] = {}
+        for method in methods:
+            # Of several values one may be the default, which counts as not given.
+            kind = unread.setdefault((method.module, method.calibration.loss), set())
+            kind.update(method.calibration.unread_by(method.module))
+        for key in sorted(set.intersection(*unread.values())):
+            raise ValueError(ignored(key, methods[0].module, methods[0].calibration.loss))
         return self
 
     def methods(self) -> Iterator[Method]:
@@ -216,7 +227,7 @@ class Recipe(_Strict):
         plain_text: text of no domain, to see what a correction does to it.
         max_length: tokens a sequence is cut at.
         batch_size: sequences a forward pass holds; recorded, for figures move with it.
-        dtype: in which models are loaded and states are kept.
+        dtype: in which models are loaded and states are kept; bf16, fp16 and fp32 will do.
         device: ``cpu``, ``cuda``, ``auto``.
         position_bin: width of the position bins of the bias.
         body, head: names of the model's parts, where the search for them fails.
@@ -235,6 +246,12 @@ class Recipe(_Strict):
     position_bin: int = Field(default=32, ge=1)
     body: str | None = None
     head: str | None = None
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _long_name(cls, value: Any) -> Any:
+        known = DTYPES.get(value) if isinstance(value, str) else None
+        return value if known is None else str(known).removeprefix("torch.")
 
     @field_validator("merge")
     @classmethod

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from surgekit.errors import InputError
 from surgekit.files import user_path
-from surgekit.merging.config import absolute_paths
-from surgekit.parsing import YAML_BYTES, first_problem, line_at, read_text, read_yaml
+from surgekit.merging.config import absolute_paths, expect_keys
+from surgekit.parsing import YAML_BYTES, first_problem, line_at, node_at, read_text, read_yaml
 from surgekit.recipe.model import PromptSet, Recipe
 
 
@@ -36,6 +36,8 @@ def parse_recipe(text: str, folder: Path, name: str = "recipe") -> Recipe:
         line = line_at(root, problem.path)
         where = f"{name}, line {line}" if line else name
         raise InputError(f"{where}: {problem}") from error
+    if isinstance(recipe.merge, dict) and recipe.merged_folder is None:
+        expect_keys(recipe.merge, f"{name}, merge", node_at(root, "merge"))
     try:
         return _absolute(recipe, folder)
     except InputError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -23,6 +23,22 @@ from surgekit.states.rendering import encode, renderer
 TextPart = Literal["prompt", "response", "both"]
 
 
+def _no_text(given: dict[Any, Any]) -> str:
+    keys = ", ".join(repr(str(k)[:40]) for k in list(given)[:8]) or "no key"
+    said = f"expected either 'prompt' or 'messages', found {keys}"
+    if "conversations" in given:
+        said += (
+            "; make 'messages' of 'conversations': in each turn 'from' becomes 'role' (human: "
+            "user, gpt: assistant) and 'value' becomes 'content'"
+        )
+    return said
+
+
+ROLES = ("system", "user", "assistant", "tool", "developer", "function")
+"""Roles that chat templates know; a template of one's own may have others."""
+_MEANT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+
+
 class Message(BaseModel):
     """One turn of a chat."""
 
@@ -30,6 +46,17 @@ class Message(BaseModel):
 
     role: str
     content: str
+
+    @field_validator("role")
+    @classmethod
+    def _one_that_templates_know(cls, value: str) -> str:
+        """Refuse what plainly means a usual role: templates would drop such a turn, or fail."""
+        word = value.strip().lower()
+        near = difflib.get_close_matches(word, ROLES, n=1, cutoff=0.85) if word.isalpha() else []
+        meant = _MEANT.get(word) or next(iter(near), None)
+        if value not in ROLES and meant is not None:
+            raise ValueError(f"unknown role {value!r}; did you mean {meant!r}?")
+        return value
 
 
 class Prompt(BaseModel):
@@ -51,10 +78,15 @@ class Prompt(BaseModel):
     def _no_misspelt_key(cls, value: Any) -> Any:
         if isinstance(value, dict):
             known = ("prompt", "response", "messages")
+            given = [key for key in ("prompt", "messages") if value.get(key) is not None]
+            if len(given) == 2:
+                raise ValueError("expected either 'prompt' or 'messages', found both")
             for key in value:
                 near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.85)
                 if near and key not in known and near[0] not in value:
                     raise ValueError(f"unknown key {key!r}{nearest(key, near)}")
+            if not given:
+                raise ValueError(_no_text(value))
         return value
 
     @model_validator(mode="after")

@@ -60,6 +60,19 @@ def renderer(format: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[Promp
                 "use format 'plain' or give a jinja template"
             )
         return lambda prompt: _render_chat(prompt, tokenizer)
+    return _own_renderer(format)
+
+
+def expect_renderable(prompts: Iterable[Prompt], format: str) -> None:
+    """Raise InputError where a format fails on a prompt whatever the tokenizer (never ``chat``)."""
+    if format != "chat":
+        render = _own_renderer(format)
+        for prompt in prompts:
+            render(prompt)
+
+
+def _own_renderer(format: str) -> Callable[[Prompt], Rendered]:
+    """What renders by a format that asks no tokenizer."""
     if format == "plain":
         return lambda prompt: Rendered(_plain_text(prompt), prompt.turns()[1], special=True)
     template = _compile(format)

@@ -107,6 +107,22 @@ class CalibrationConfig(BaseModel):
             raise ValueError(f"ridge must be positive and finite, found {self.ridge}")
         return self
 
+    def unread_by(self, module: str) -> list[str]:
+        """Settings other than the default that a module does not read, in this configuration.
+
+        ``seed`` is left out: it goes with a run, and a closed form is the same for every seed.
+        """
+        loss = self.loss_for(module)
+        read: set[str] = {"loss", "text", "seed"}
+        if loss is not None:
+            read |= {"iterations", "learning_rate", "batch_size"}
+        elif module == "linear":
+            read |= {"ridge", "weights"}
+        if loss == "ewl1" or (module == "linear" and self.weights == "entropy"):
+            read.add("entropy_mean")
+        fields = type(self).model_fields
+        return [k for k in fields if k not in read and getattr(self, k) != fields[k].default]
+
     def loss_for(self, module: str) -> LossName | None:
         """The loss a module is trained with, None where it is solved in closed form.
 
@@ -120,3 +136,9 @@ class CalibrationConfig(BaseModel):
         if self.loss is None and DEFAULT_LOSS[module] is not None:
             raise ValueError(f"module {module} has no closed form; give it a loss")
         return self.loss
+
+
+def ignored(setting: str, module: str, loss: str | None) -> str:
+    """What to say of a setting that nothing reads."""
+    how = f"trained with {loss}" if loss else "solved in closed form"
+    return f"module {module} is {how} and takes no {setting}; leave it out"

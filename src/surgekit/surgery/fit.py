@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -86,6 +86,21 @@ def calibrate(
         raise NotFiniteError(f"{name}: the fitted {config.module} has NaN or infinite weights")
     module.record = record
     return module
+
+
+def grown_loss(record: Mapping[str, object]) -> str | None:
+    """What to say of a training that ended worse than it began, None of any other.
+
+    Args:
+        record: of a module, or what a run keeps of it: ``first_loss`` and ``last_loss``.
+    """
+    first, last = record.get("first_loss"), record.get("last_loss")
+    if not isinstance(first, float) or not isinstance(last, float) or last <= first:
+        return None
+    return (
+        f"the loss rose from {first:.4g} to {last:.4g}, so the module is worse than none; lower "
+        "the learning rate"
+    )
 
 
 @dataclass(frozen=True)

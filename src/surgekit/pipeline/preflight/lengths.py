@@ -15,6 +15,7 @@ from surgekit.pipeline.preflight.facts import ModelFacts
 from surgekit.pipeline.prompts import SPLITS, DomainPrompts
 from surgekit.recipe import Recipe
 from surgekit.states.prompts import Prompt, tokenize_prompts
+from surgekit.states.rendering import expect_renderable
 from surgekit.surgery.config import POSITIONAL
 
 SECONDS = 30.0
@@ -75,6 +76,11 @@ def count_tokens(
     findings: list[Finding] = []
     deadline = time.monotonic() + SECONDS
     for name, prompts in domains.items():
+        try:
+            for items in prompts.splits.values():
+                expect_renderable(items, recipe.domains[name].format)
+        except InputError:
+            continue  # an error with any tokenizer, which the domain's own check has told
         try:
             counted[name] = {
                 split: _count(

@@ -10,12 +10,12 @@ from surgekit.errors import InputError
 from surgekit.findings import Finding, attempt
 from surgekit.merging import read_merge_config
 from surgekit.merging.config import config_file
-from surgekit.merging.examining import examine_merge, examine_settings
+from surgekit.merging.examining import examine_merge, examine_settings, takes_task_vectors
 from surgekit.merging.record import CONFIG_FILE
 from surgekit.models.checkpoint import Checkpoint
 from surgekit.models.compatibility import check_model, compare_models
-from surgekit.models.values import CHEAP_BYTES, scan_values, size_of_values
-from surgekit.models.vocabulary import compare_vocabularies, vocabulary_of
+from surgekit.models.values import CHEAP_BYTES, same_values, scan_values, size_of_values
+from surgekit.models.vocabulary import compare_ends, compare_vocabularies, vocabulary_of
 from surgekit.pipeline.models import merged_models
 from surgekit.pipeline.preflight.models import Models
 from surgekit.recipe import Recipe
@@ -70,6 +70,7 @@ def _check_made(
     )
     if not taking_part:
         return found, []
+    found += _other_base(config, root, models, taking_part)
     used = [m.name for m in taking_part]
     named = {n if n == "base" else f"domains.{n}.expert": n for n in models.checkpoints}
     for where, name in named.items():
@@ -92,6 +93,39 @@ def _check_made(
             )
         )
     return found, [*taking_part, *(m for m in models.checkpoints.values() if m.name not in used)]
+
+
+def _other_base(
+    config: Mapping[str, Any], root: Path, models: Models, taking_part: list[Checkpoint]
+) -> list[Finding]:
+    """Whether the merge takes task vectors from another model than the recipe's base."""
+    base = models.checkpoints.get("base")
+    if base is None or not takes_task_vectors(config["merge_method"]):
+        return []
+    sections = [config, *(m for m in (config.get("modules") or {}).values())]
+    pieces = [p for s in sections if isinstance(s, Mapping) for p in s.get("slices") or []]
+    found: dict[str, Finding] = {}
+    for holder in (config, *pieces):
+        ref = holder.get("base_model") if isinstance(holder, Mapping) else None
+        if not isinstance(ref, str) or ref == "base":
+            continue
+        other = models.checkpoints.get(ref) or next(
+            (m for m in taking_part if ref == m.name or m.folder == (root / ref).resolve()), None
+        )
+        if other is None or other is base or other.files == base.files:
+            continue
+        if not (other.virtual or base.virtual) and same_values(base, other):
+            continue
+        found[ref] = Finding(
+            "warning",
+            f"merge.base_model is {ref}, the recipe's base is {_called(base)}: task vectors are "
+            "taken from another base than the one that figures are compared with",
+        )
+    return list(found.values())
+
+
+def _called(model: Checkpoint) -> str:
+    return str(model.files[0] if model.virtual and model.files else model.folder)
 
 
 def _check_brought(recipe: Recipe, models: Models) -> tuple[list[Finding], list[Checkpoint]]:
@@ -125,7 +159,7 @@ def _against(base: Checkpoint, other: Checkpoint) -> list[Finding]:
     one, two = vocabulary_of(base), vocabulary_of(other)
     if one is not None and two is not None:
         found += compare_vocabularies((base.name, other.name), one, two, averaged=False)
-    return found
+    return found + compare_ends(base, other, one, two)
 
 
 def _check_record(recipe: Recipe, folder: Path) -> list[Finding]:

@@ -6,7 +6,8 @@ from surgekit.errors import InputError
 from surgekit.findings import Finding, attempt
 from surgekit.pipeline.prompts import SPLITS, DomainPrompts, read_domain
 from surgekit.recipe import Recipe
-from surgekit.states.prompts import check_format
+from surgekit.states.prompts import ROLES
+from surgekit.states.rendering import check_format, expect_renderable
 
 FEW_ITEMS = 10
 """Prompts below which a set says little."""
@@ -25,6 +26,7 @@ def check_domain(recipe: Recipe, name: str) -> tuple[DomainPrompts | None, list[
     attempt(findings, lambda: _format(name, domain.format, prompts))
     if prompts is not None:
         findings += _missing_responses(name, prompts, recipe)
+        findings += _strange_roles(name, prompts)
         findings += _few_items(name, prompts)
     if domain.tasks:
         findings.append(
@@ -38,21 +40,21 @@ def check_domain(recipe: Recipe, name: str) -> tuple[DomainPrompts | None, list[
 
 def _format(name: str, format: str, prompts: DomainPrompts | None) -> None:
     """A format that does not parse, or that some prompts cannot be put into."""
+    items = [] if prompts is None else [p for split in prompts.splits.values() for p in split]
     try:
         check_format(format)
+        expect_renderable(items, format)
     except InputError as error:
         raise InputError(f"domains.{name}: {error}") from error
-    items = [] if prompts is None else [p for split in prompts.splits.values() for p in split]
-    if format == "plain" and any(p.messages for p in items):
-        raise InputError(
-            f"domains.{name}: format 'plain' takes 'prompt', found 'messages'; use format chat"
-        )
 
 
 def _missing_responses(name: str, prompts: DomainPrompts, recipe: Recipe) -> list[Finding]:
     findings: list[Finding] = []
     for split, items in prompts.splits.items():
-        without = sum(p.turns()[1] is None for p in items)
+        # Of an empty response only the end of the text is left to fit.
+        responses = [p.turns()[1] for p in items]
+        without = sum(r is None or not r.strip() for r in responses)
+        empty = without - responses.count(None)
         if not without:
             continue
         texts = {m.calibration.text for m in recipe.methods()}
@@ -61,12 +63,32 @@ def _missing_responses(name: str, prompts: DomainPrompts, recipe: Recipe) -> lis
                 Finding(
                     "error",
                     f"domains.{name}.calibration: text 'response' is asked for, but no prompt in "
-                    "the file has a response; add responses, or use text: prompt",
+                    f"the file has a response{' that is not empty' if empty else ''}; add "
+                    "responses, or use text: prompt",
                 )
             )
         else:
+            what = "no response, or an empty one" if empty else "no response"
             findings.append(
-                Finding("warning", f"domains.{name}.{split}: {without} prompts have no response")
+                Finding("warning", f"domains.{name}.{split}: {without} prompts have {what}")
+            )
+    return findings
+
+
+def _strange_roles(name: str, prompts: DomainPrompts) -> list[Finding]:
+    """Roles that only a template of its own knows."""
+    findings: list[Finding] = []
+    for split, items in prompts.splits.items():
+        used = {m.role for p in items for m in p.messages or ()}
+        strange = sorted(used.difference(ROLES))
+        if strange:
+            findings.append(
+                Finding(
+                    "warning",
+                    f"domains.{name}.{split}: messages of the role {', '.join(map(repr, strange))};"
+                    f" a chat template may not know it (usual are {', '.join(ROLES)}), and only a "
+                    "last turn of the assistant is a response",
+                )
             )
     return findings
 
