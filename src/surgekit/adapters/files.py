@@ -108,16 +108,30 @@ def check_room(folder: Path) -> None:
     if folder.exists():
         if not folder.is_dir():
             raise InputError(f"{folder}: expected a folder for the adapter, found a file")
-        others = sorted({p.name for p in folder.iterdir()} - {CONFIG_FILE, TENSOR_FILE, CARD_FILE})
+        names = _names_in(folder)
+        others = sorted(names - {CONFIG_FILE, TENSOR_FILE, CARD_FILE})
         if others:
             raise InputError(
                 f"{folder}: expected no folder, or an adapter alone, found {others[0]} in it"
                 f"{f' and {len(others) - 1} more' if len(others) > 1 else ''}; name another "
                 "folder, or move it away"
             )
-        if (folder / CARD_FILE).is_file() and not is_adapter(folder):
+        if CARD_FILE in names and CONFIG_FILE not in names:
             raise InputError(f"{folder}: its {CARD_FILE} is not an adapter's; name another folder")
     expect_writable(folder)
+
+
+def _names_in(folder: Path) -> set[str]:
+    """What lies in a folder; of one and the same folder, should another process replace it now."""
+    while True:
+        try:
+            before = folder.stat().st_ino
+            names = {p.name for p in folder.iterdir()}
+            if folder.stat().st_ino == before:
+                return names
+        except FileNotFoundError:
+            if not folder.exists():
+                return set()
 
 
 def save_adapter(
