@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 # A name and password in an address; a path keeps one of its two slashes.
-_LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:/{1,2})[^\s/@]+@")
-_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s/@\"']+@")
+# Bounded, so that a line of a million letters is read in one pass.
+_LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,19}:/{1,2})[^\s/@]{1,1000}@")
+_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,19}://[^\s/@\"']{1,1000}@")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _BREAK = re.compile(r"\s*[\r\n\x0b\x0c\x85\u2028\u2029]\s*")
 _LONGEST = 1500
