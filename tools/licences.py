@@ -32,7 +32,7 @@ WHY = {
     "safetensors": "weights, states and adapters on disk",
     "mergekit": "merges models",
     "huggingface-hub": "models by hub id, uploads",
-    "accelerate": "models spread over devices",
+    "accelerate": "models spread over devices; transformers imports it",
     "pydantic": "checks recipes and adapter configurations",
     "pyyaml": "reads recipes and merge configurations",
     "jinja2": "prompt formats",
@@ -40,6 +40,7 @@ WHY = {
     "numpy": "random states, tensors as arrays",
     "scipy": "closed-form corrections",
     "psutil": "memory, before a run",
+    "tqdm": "mergekit's progress bars, shown on a terminal only",
     "typer": "the command line",
     "rich": "tables and progress",
     "peft": "experts that are LoRAs",
@@ -51,7 +52,7 @@ WHY = {
 }
 """Direct dependencies: what each is for."""
 
-IMPORTED_BY_OTHERS = ("sentencepiece", "protobuf", "bitsandbytes")
+IMPORTED_BY_OTHERS = ("accelerate", "sentencepiece", "protobuf", "bitsandbytes")
 """Declared because transformers imports them for what an extra promises."""
 
 EXPLAINED = {
