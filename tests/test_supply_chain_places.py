@@ -261,7 +261,7 @@ def test_saving_replaces_what_a_link_points_to_only_if_it_is_an_adapter(tmp_path
     (tmp_path / "out" / "math").symlink_to(tmp_path / "mine")
     with (
         surgekit.attach(llama(0), {"math": module()}) as handle,
-        pytest.raises(InputError, match="not an adapter"),
+        pytest.raises(InputError, match="an adapter alone"),
     ):
         handle.save_pretrained(tmp_path / "out")
     assert everything(tmp_path / "mine") == {"thesis.txt"}
