@@ -160,7 +160,9 @@ MERGES: dict[str, tuple[str, ...]] = {
 NAMES: dict[str, tuple[str, ...]] = {
     drift().replace("math=code", "=code"): ("--expert: expected NAME=VALUE, found '=code'",),
     drift().replace("math=code", "math="): ("--expert: expected NAME=VALUE, found 'math='",),
-    drift().replace("math=code", "a/b=code"): ("--expert: adapter name 'a/b': expected at most 128",),
+    drift().replace("math=code", "a/b=code"): (
+        "--expert: adapter name 'a/b': expected at most 128",
+    ),
     drift().replace("math=code", "__base__=code"): ("--expert: adapter name '__base__'",),
     f"{drift()} --expert code": ("--expert: expected NAME=VALUE, found 'code'",),
     f"{drift()} --expert math=math": ("--expert: 'math' is given twice",),
