@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,3 +27,11 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def here(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the world to spoil, and the working directory."""
+    shutil.copytree(world, tmp_path / "world")
+    monkeypatch.chdir(tmp_path / "world")
+    return tmp_path / "world"

@@ -14,7 +14,7 @@ from surgekit.merging.examining import examine_merge
 from surgekit.merging.ranges import RANGES, range_of
 from surgekit.models.checkpoint import read_checkpoint
 
-from .zoo import make_checkpoint, mergekit_alone, tensors
+from .zoo import expect_told, make_checkpoint, mergekit_alone, tensors
 
 Config = dict[str, Any]
 NAMES = ("base", "math", "code", "chat")
@@ -235,10 +235,7 @@ FOUND: dict[str, tuple[Config, str, str, str]] = {
 def test_found_before_any_work(
     config: Config, level: str, said: str, alone: str, zoo: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = found_of(config, zoo)
-    assert any(f.level == level and said in f.message for f in found), found
-    worst = {"note": 0, "warning": 1, "error": 2}
-    assert all(worst[f.level] <= worst[level] for f in found), found
+    expect_told(found_of(config, zoo), level, said)
     if alone != "any":
         assert what_mergekit_makes(config, zoo, tmp_path / "alone") == alone
 

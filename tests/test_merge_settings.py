@@ -15,7 +15,7 @@ from surgekit.merging import merge, read_merge_config
 from surgekit.merging.examining import examine_merge
 from surgekit.models.checkpoint import read_checkpoint
 
-from .zoo import PAIR, make_checkpoint, make_zoo, mergekit_alone, tensors
+from .zoo import PAIR, expect_told, make_checkpoint, make_zoo, mergekit_alone, tensors
 
 Config = dict[str, Any]
 NAMES = ("base", "math", "code")
@@ -365,10 +365,7 @@ FOUND: dict[str, tuple[Config, str, str, str]] = {
 def test_found_before_any_work(
     config: Config, level: str, said: str, alone: str, zoo: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = examined(config, zoo)
-    assert any(f.level == level and said in f.message for f in found), found
-    worst = {"note": 0, "warning": 1, "error": 2}
-    assert all(worst[f.level] <= worst[level] for f in found), found
+    expect_told(examined(config, zoo), level, said)
     assert mergekit_alone(config, zoo, tmp_path / "alone") == alone
 
 

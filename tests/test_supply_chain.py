@@ -47,14 +47,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the world to spoil, and the working directory."""
-    shutil.copytree(world, tmp_path / "world")
-    monkeypatch.chdir(tmp_path / "world")
-    return tmp_path / "world"
-
-
-@pytest.fixture
 def mark(tmp_path: Path) -> Iterator[Path]:
     """A file that exists if something was run; it must not, unless the test takes it away."""
     path = tmp_path / "mark"

@@ -31,14 +31,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-@pytest.fixture
-def here(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the world to spoil, and the working directory."""
-    shutil.copytree(world, tmp_path / "world")
-    monkeypatch.chdir(tmp_path / "world")
-    return tmp_path / "world"
-
-
 # --- secrets ------------------------------------------------------------------------------------
 
 PASSWORD = "pa55w0rdOfTheUser"

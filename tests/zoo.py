@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from surgekit.findings import Finding
 from surgekit.models.loading import save_checkpoint
 
 Array = npt.NDArray[np.float64]
@@ -131,3 +133,10 @@ def mergekit_alone(config: dict[str, Any], zoo: dict[str, Path], out: Path) -> s
     except Exception:  # noqa: BLE001 - whatever it dies of
         return "late" if out.is_dir() else "early"
     return "silent"
+
+
+def expect_told(found: Sequence[Finding], level: str, said: str) -> None:
+    """A finding of this level says so, and none is graver."""
+    assert any(f.level == level and said in f.message for f in found), found
+    worst = {"note": 0, "warning": 1, "error": 2}
+    assert all(worst[f.level] <= worst[level] for f in found), found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
@@ -40,10 +40,29 @@ class Finding:
         return asdict(self)
 
 
-def attempt(findings: list[Finding], work: Callable[[], T]) -> T | None:
-    """The outcome of ``work``; an InputError becomes a finding, and the outcome is None."""
+def attempt(findings: list[Finding], work: Callable[[], T], where: str = "") -> T | None:
+    """The outcome of ``work``; an InputError becomes a finding, and the outcome is None.
+
+    Args:
+        findings: what there is to say is added to these.
+        work: what may fail.
+        where: begins the message, unless it begins so already.
+    """
     try:
         return work()
     except InputError as error:
-        findings.append(Finding("error", str(error)))
+        said = str(error)
+        findings.append(Finding("error", said if said.startswith(where) else f"{where}: {said}"))
         return None
+
+
+def has_error(findings: Iterable[Finding]) -> bool:
+    """Whether an error is among the findings."""
+    return any(f.level == "error" for f in findings)
+
+
+def expect_no_error(findings: Iterable[Finding]) -> None:
+    """Raise InputError with the first error among findings, if there is one."""
+    for finding in findings:
+        if finding.level == "error":
+            raise InputError(finding.message)

@@ -27,7 +27,7 @@ from surgekit.adapters.files import (
 from surgekit.adapters.generation import GenerationHook
 from surgekit.adapters.positions import bound_arguments, remember_positions, token_positions
 from surgekit.errors import InputError, MismatchError
-from surgekit.models.anatomy import find_body, hidden_of
+from surgekit.models.anatomy import find_body, hidden_of, with_hidden
 from surgekit.models.fingerprint import fingerprint
 from surgekit.surgery.modules import SurgeryModule
 
@@ -328,7 +328,7 @@ class SurgeryHandle:
         self._entered = True
         remember_positions(output, positions)
         hidden = hidden_of(output)
-        return _with_hidden(output, self._correct(hidden, positions.to(hidden.device)))
+        return with_hidden(output, self._correct(hidden, positions.to(hidden.device)))
 
     def _expect_entered(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # A hook that never fires corrects nothing, and nothing else would show it.
@@ -445,19 +445,6 @@ def _forget_compiled() -> None:
 def _inference_copy(module: SurgeryModule) -> SurgeryModule:
     copied = copy.deepcopy(module).requires_grad_(False).eval()
     return copied.float() if next(copied.parameters()).dtype != torch.float64 else copied
-
-
-def _with_hidden(output: Any, hidden: Tensor) -> Any:
-    if isinstance(output, Tensor):
-        return hidden
-    if isinstance(output, tuple):
-        return (hidden, *output[1:])
-    output.last_hidden_state = hidden
-    # With output_hidden_states the last entry is this same state; show the corrected one.
-    states = getattr(output, "hidden_states", None)
-    if isinstance(states, tuple) and states and states[-1].shape == hidden.shape:
-        output.hidden_states = (*states[:-1], hidden)
-    return output
 
 
 def _from_hub(repo_id: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +19,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from surgekit.errors import printable
+from surgekit.errors import InputError, printable
+from surgekit.findings import Finding, Level
 from surgekit.pipeline.progress import Reporter
 
 
@@ -51,6 +53,15 @@ class _PlainConsole(Console):
         if self.options.ascii_only:
             text = text.translate(_IN_ASCII)
         return super().render_str(printable(text), **plain)
+
+
+def tell_findings(findings: Iterable[Finding], reporter: Reporter, *levels: Level) -> None:
+    """Note the findings of these levels; raise InputError at the first error."""
+    for finding in findings:
+        if finding.level == "error":
+            raise InputError(finding.message)
+        if finding.level in levels:
+            reporter.note(str(finding))
 
 
 class TerminalReporter(Reporter):

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surgekit.adapters.files import check_room, load_adapter, save_adapter
 from surgekit.bias import MEASURES, Bias, measure_bias
-from surgekit.cli.display import TerminalReporter, print_json, stdout
+from surgekit.cli.display import TerminalReporter, print_json, stdout, tell_findings
 from surgekit.cli.options import UNNAMED, named, option_error, text_part
 from surgekit.errors import InputError, MismatchError
 from surgekit.files import expect_writable, user_path
@@ -90,11 +90,7 @@ class Session:
         """Refuse models that cannot be compared, before any of them is loaded."""
         reporter = TerminalReporter(quiet=self.quiet)
         named = {f"--expert {name}": self._source(model) for name, model in experts.items()}
-        for finding in check_apart(self._source(self.merged), named):
-            if finding.level == "error":
-                raise InputError(finding.message)
-            if finding.level == "warning":
-                reporter.note(str(finding))
+        tell_findings(check_apart(self._source(self.merged), named), reporter, "warning")
 
     def _source(self, source: str) -> ModelSource:
         placed = self._placed(source)

@@ -9,11 +9,17 @@ from typing import Any
 
 import yaml
 
-from surgekit.cli.display import TerminalReporter, print_json, results_table, stdout
+from surgekit.cli.display import (
+    TerminalReporter,
+    print_json,
+    results_table,
+    stdout,
+    tell_findings,
+)
 from surgekit.cli.options import option_error
 from surgekit.errors import InputError
 from surgekit.files import expect_writable, write_text
-from surgekit.findings import Finding
+from surgekit.findings import Finding, has_error
 from surgekit.merging import read_merge_config
 from surgekit.merging.examining import takes_task_vectors
 from surgekit.models.source import ModelSource
@@ -98,7 +104,7 @@ def check(
         if not as_json:
             raise
         findings = [Finding("error", str(error))]
-    wrong = any(f.level == "error" for f in findings)
+    wrong = has_error(findings)
     if as_json:
         print_json({"ok": not wrong, "findings": [f.as_dict() for f in findings]})
         return 2 if wrong else 0
@@ -145,11 +151,7 @@ def run(
     out = out or _default_out(recipe_file)
     reporter = TerminalReporter(quiet=quiet)
     told = preflight(recipe, out=out, beginning=True, trust_remote_code=trust_remote_code)
-    for finding in told:
-        if finding.level == "error":
-            raise InputError(finding.message)
-        if finding.level in ("warning", "unverified"):
-            reporter.note(str(finding))
+    tell_findings(told, reporter, "warning", "unverified")
     results = run_recipe(recipe, out, reporter=reporter, trust_remote_code=trust_remote_code)
     reporter.end()
     if as_json:

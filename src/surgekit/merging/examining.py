@@ -10,13 +10,13 @@ import copy
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surgekit.errors import InputError, NotFiniteError
-from surgekit.findings import Finding
+from surgekit.findings import Finding, has_error
 from surgekit.merging.config import (
     fill_base,
     folder_of,
@@ -56,13 +56,6 @@ from surgekit.parsing import nearest
 if TYPE_CHECKING:
     from mergekit.merge_methods import MergeMethod
     from mergekit.options import MergeOptions
-
-
-def expect_no_error(findings: Iterable[Finding]) -> None:
-    """Raise InputError with the first error among findings, if there is one."""
-    for finding in findings:
-        if finding.level == "error":
-            raise InputError(finding.message)
 
 
 @dataclass(frozen=True)
@@ -134,7 +127,7 @@ def prepare(
         for folder in dict.fromkeys(folder_of(ref) for ref in references(config))
     }
     findings += _judge_models(config, models)
-    if any(f.level == "error" for f in findings):
+    if has_error(findings):
         return None
     if any(
         m.virtual and not (m.tensors and m.config.get("architectures")) for m in models.values()
@@ -332,10 +325,6 @@ def expect_finite(ready: Prepared) -> list[Finding]:
     for model in ready.models.values():
         scan = scan_values(model)
         if scan.bad:
-            raise NotFiniteError(
-                f"model {model.name} ({model.folder}): weight {scan.bad[0]} holds NaN or infinity"
-                f"{f' (and {len(scan.bad) - 1} more)' if len(scan.bad) > 1 else ''}; the "
-                "checkpoint is damaged"
-            )
+            raise NotFiniteError(f"model {model.name} ({model.folder}): {scan.damage}")
         found += [Finding("unverified", f"{model.name}: {line}") for line in scan.unread]
     return found

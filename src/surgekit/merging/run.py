@@ -31,7 +31,7 @@ from surgekit.files import (
     write_text,
     writer_at_work,
 )
-from surgekit.findings import Finding
+from surgekit.findings import Finding, expect_no_error
 from surgekit.merging.config import (
     config_file,
     folder_of,
@@ -40,7 +40,7 @@ from surgekit.merging.config import (
     read_merge_config,
     references,
 )
-from surgekit.merging.examining import expect_finite, expect_no_error, prepare
+from surgekit.merging.examining import expect_finite, prepare
 from surgekit.merging.mergekit_guard import mergekit_errors, random_numbers_drawn, tamed
 from surgekit.merging.record import write_record
 from surgekit.models.devices import check_device

@@ -134,20 +134,12 @@ def _holders(
 ) -> Iterator[tuple[str, Mapping[str, Any], tuple[str, ...]]]:
     """(where it stands, a mapping, the keys that mergekit reads of it)."""
     yield "", config, top
-    sections: list[tuple[str, Any]] = [("", config)]
-    modules = config.get("modules")
-    if isinstance(modules, Mapping):
-        for name, module in modules.items():
-            if isinstance(module, Mapping):
-                sections.append((f"modules.{name}.", module))
-                yield f"modules.{name}.", module, _MODULE
-    for prefix, section in sections:
-        for i, entry in entries_of(section.get("models")):
-            yield f"{prefix}models[{i}].", entry, _MODEL
-        for i, piece in entries_of(section.get("slices")):
-            yield f"{prefix}slices[{i}].", piece, _SLICE
-            for j, source in entries_of(piece.get("sources")):
-                yield f"{prefix}slices[{i}].sources[{j}].", source, _SOURCE
+    whole, *modules = _sections(config)
+    for where, module in modules:
+        yield where, module, _MODULE
+    for where, section in (whole, *modules):
+        for place, entry, known in _entries(where, section):
+            yield place, entry, known
     tokenizer = config.get("tokenizer")
     if isinstance(tokenizer, Mapping):
         yield "tokenizer.", tokenizer, _TOKENIZER
@@ -266,23 +258,33 @@ def parameter_blocks(
     config: Mapping[str, Any],
 ) -> Iterator[tuple[str, dict[str, Any], Any]]:
     """Each ``parameters`` block: where it stands, what it holds, whose it is (None: of all)."""
-    sections: list[tuple[str, Any]] = [("", config)]
-    modules = config.get("modules")
-    if isinstance(modules, Mapping):
-        sections += [(f"modules.{k}.", v) for k, v in modules.items() if isinstance(v, Mapping)]
-    for prefix, section in sections:
-        found: list[tuple[str, Any, Any]] = [(f"{prefix}parameters", section, None)]
-        for i, entry in entries_of(section.get("models")):
-            found.append((f"{prefix}models[{i}].parameters", entry, entry.get("model")))
-        for i, piece in entries_of(section.get("slices")):
-            found.append((f"{prefix}slices[{i}].parameters", piece, None))
-            for j, source in entries_of(piece.get("sources")):
-                where = f"{prefix}slices[{i}].sources[{j}].parameters"
-                found.append((where, source, source.get("model")))
-        for where, holder, model in found:
+    for where, section in _sections(config):
+        found: list[tuple[str, Any, Any]] = [(where, section, None)]
+        for place, entry, known in _entries(where, section):
+            found.append((place, entry, entry.get("model") if "model" in known else None))
+        for place, holder, model in found:
             parameters = holder.get("parameters")
             if isinstance(parameters, Mapping):
-                yield where, dict(parameters), model
+                yield f"{place}parameters", dict(parameters), model
+
+
+def _sections(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(where it stands, what may list models or slices): the whole first, then its modules."""
+    modules = config.get("modules")
+    named = modules.items() if isinstance(modules, Mapping) else ()
+    return [("", config), *((f"modules.{k}.", v) for k, v in named if isinstance(v, Mapping))]
+
+
+def _entries(
+    where: str, section: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any], tuple[str, ...]]]:
+    """(place, entry, the keys that mergekit reads of it) of what a section lists."""
+    for i, entry in entries_of(section.get("models")):
+        yield f"{where}models[{i}].", entry, _MODEL
+    for i, piece in entries_of(section.get("slices")):
+        yield f"{where}slices[{i}].", piece, _SLICE
+        for j, source in entries_of(piece.get("sources")):
+            yield f"{where}slices[{i}].sources[{j}].", source, _SOURCE
 
 
 # --- dtype, template --------------------------------------------------------------------

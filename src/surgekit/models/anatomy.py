@@ -277,6 +277,20 @@ def hidden_of(output: Any) -> Tensor:
     return cast(Tensor, output[0] if state is None else state)
 
 
+def with_hidden(output: Any, hidden: Tensor) -> Any:
+    """A body's output with ``hidden`` as its last hidden state."""
+    if isinstance(output, Tensor):
+        return hidden
+    if isinstance(output, tuple):
+        return (hidden, *output[1:])
+    output.last_hidden_state = hidden
+    # With output_hidden_states the last entry is this same state; show the corrected one.
+    states = getattr(output, "hidden_states", None)
+    if isinstance(states, tuple) and states and states[-1].shape == hidden.shape:
+        output.hidden_states = (*states[:-1], hidden)
+    return output
+
+
 def _embeddings(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
     get_in = getattr(model, "get_input_embeddings", None)
     get_out = getattr(model, "get_output_embeddings", None)

@@ -22,7 +22,7 @@ from surgekit.models.untrusted import refusal
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _MOST_LAYERS = 1000
 _LFS = b"version https://git-lfs"
-_DTYPES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -36,6 +36,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+"""As safetensors names them."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,9 @@ def _bin_header(file: Path) -> dict[str, TensorInfo] | None:
     if loaded is None:
         return None
     return {
-        name: TensorInfo(_DTYPES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape), file)
+        name: TensorInfo(
+            DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape), file
+        )
         for name, tensor in loaded.items()
     }
 

@@ -5,6 +5,7 @@ Values are streamed in pieces of fixed size, so memory does not grow with the mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,13 @@ class Scan:
 
     bad: tuple[str, ...]
     unread: tuple[str, ...] = ()
+
+    @property
+    def damage(self) -> str:
+        """What to say of the weights in ``bad``."""
+        first, *rest = self.bad
+        more = f" (and {len(rest)} more)" if rest else ""
+        return f"weight {first} holds NaN or infinity{more}; the checkpoint is damaged"
 
 
 @dataclass(frozen=True)
@@ -148,13 +156,17 @@ def same_values(one: Checkpoint, other: Checkpoint) -> bool:
         return False
     for name, info in one.tensors.items():
         rows = info.shape[0] if info.shape else 0
-        step = max(1, _PIECE // max(1, int(np.prod(info.shape[1:]))))
+        step = _rows_a_piece(info)
         for start in range(0, max(rows, 1), step):
             a = _rows(info, name, min(rows, start + step), start)
             b = _rows(other.tensors[name], name, min(rows, start + step), start)
             if a is None or b is None or not torch.equal(a, b):
                 return False
     return True
+
+
+def _rows_a_piece(info: TensorInfo) -> int:
+    return max(1, _PIECE // max(1, math.prod(info.shape[1:])))
 
 
 def _rows(info: TensorInfo, name: str, stop: int, start: int = 0) -> torch.Tensor | None:
@@ -179,7 +191,7 @@ def _pieces(file: Path, names: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
                     yield name, tensors.get_tensor(name)
                     continue
                 part = tensors.get_slice(name)
-                step = max(1, _PIECE // max(1, int(np.prod(info.shape[1:]))))
+                step = _rows_a_piece(info)
                 for start in range(0, info.shape[0], step):
                     yield name, part[start : start + step]
         return

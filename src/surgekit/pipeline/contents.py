@@ -60,11 +60,10 @@ class Contents:
         A file is read only where its stamp is another, as in a copy of the run directory.
         """
         found = {self.name(path): path for path in counted(outputs)}
-        for name in [*map(self.name, (p for p in outputs if not p.exists()))]:
-            return f"{name} is gone"
-        for name in record:
-            if name not in found:
-                return f"{name} is gone"
+        absent = [self.name(p) for p in outputs if not p.exists()]
+        absent += [n for n in record if n not in found]
+        if absent:
+            return f"{absent[0]} is gone"
         for name, path in found.items():
             if name not in record:
                 return f"{name} has come in"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from surgekit.errors import InputError
-from surgekit.findings import LEVELS, Finding, attempt
+from surgekit.findings import LEVELS, Finding, attempt, has_error
 from surgekit.models.devices import check_device
 from surgekit.pipeline.preflight.cost import check_cost
 from surgekit.pipeline.preflight.experts import check_experts
@@ -59,7 +59,7 @@ def preflight(
     if out is not None:
         attempt(findings, lambda: expect_free(out))
     findings += of_models
-    broken = any(f.level == "error" for f in of_models) or len(domains) < len(recipe.domains)
+    broken = has_error(of_models) or len(domains) < len(recipe.domains)
     if broken or models.to_fetch:
         when = "after the errors are mended" if broken else "after the models are fetched"
         findings.append(
@@ -78,7 +78,7 @@ def preflight(
                     "loads the models and looks; run looks before surgery)",
                 )
             )
-        elif deep and not any(f.level == "error" for f in findings):
+        elif deep and not has_error(findings):
             findings += check_experts(recipe, trust_remote_code)
     return sorted(findings, key=lambda f: LEVELS.index(f.level))
 

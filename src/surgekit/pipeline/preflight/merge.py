@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surgekit.errors import InputError
-from surgekit.findings import Finding, attempt
+from surgekit.findings import Finding, attempt, has_error
 from surgekit.merging import read_merge_config
 from surgekit.merging.config import config_file
 from surgekit.merging.examining import examine_merge, examine_settings, takes_task_vectors
@@ -45,7 +45,7 @@ def check_merge(
             found, taking_part = _check_made(recipe, models, trust_remote_code)
     except InputError as error:
         return [Finding("error", str(error))]
-    if any(f.level == "error" for f in found):
+    if has_error(found):
         return found
     return found + _check_values(taking_part, deep=deep, beginning=beginning)
 
@@ -230,14 +230,6 @@ def _check_values(models: list[Checkpoint], *, deep: bool, beginning: bool) -> l
     for model in real.values():
         scan = scan_values(model)
         if scan.bad:
-            first, *rest = scan.bad
-            more = f" (and {len(rest)} more)" if rest else ""
-            found.append(
-                Finding(
-                    "error",
-                    f"{model.name}: weight {first} holds NaN or infinity{more}; the "
-                    "checkpoint is damaged",
-                )
-            )
+            found.append(Finding("error", f"{model.name}: {scan.damage}"))
         found += [Finding("unverified", f"{model.name}: {line}") for line in scan.unread]
     return found

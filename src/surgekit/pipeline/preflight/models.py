@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from surgekit.errors import InputError
 from surgekit.findings import Finding, attempt
-from surgekit.models.checkpoint import Checkpoint, read_checkpoint
+from surgekit.models.checkpoint import DTYPE_NAMES, Checkpoint, read_checkpoint
 from surgekit.models.compatibility import compare_models
 from surgekit.models.gguf_header import gguf_checkpoint
+from surgekit.models.loading import parse_dtype
 from surgekit.models.lora_header import check_lora, read_lora
 from surgekit.models.source import (
     ModelSource,
@@ -23,9 +23,6 @@ from surgekit.models.source import (
 )
 from surgekit.pipeline.surgery import module_config
 from surgekit.recipe import Recipe
-
-T = TypeVar("T")
-_WRITTEN = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass
@@ -64,8 +61,8 @@ def check_models(recipe: Recipe, *, fetch: bool = False) -> tuple[Models, list[F
             sources[name] = over
     for name, source in sources.items():
         where = name if name == "base" else f"domains.{name}.expert"
-        found = _attempt(
-            findings, where, lambda s=source, w=where: _read(s, w, models, recipe.dtype)
+        found = attempt(
+            findings, lambda s=source, w=where: _read(s, w, models, recipe.dtype), where
         )
         if found is not None:
             checkpoint, remarks = found
@@ -74,7 +71,7 @@ def check_models(recipe: Recipe, *, fetch: bool = False) -> tuple[Models, list[F
                 models.checkpoints[name] = checkpoint
     if recipe.merged_folder is not None:
         folder = recipe.merged_folder
-        models.merged = _attempt(findings, "merge", lambda: _read_folder(folder, "merge", models))
+        models.merged = attempt(findings, lambda: _read_folder(folder, "merge", models), "merge")
     findings += _check_sizes(recipe, models)
     findings += [
         Finding(
@@ -95,7 +92,7 @@ def check_apart(merged: ModelSource, experts: Mapping[str, ModelSource]) -> list
     """
     models, findings = Models(fetch=True), list[Finding]()
     for name, source in {"the merged model": merged, **experts}.items():
-        found = _attempt(findings, name, lambda s=source, n=name: _read(s, n, models, None))
+        found = attempt(findings, lambda s=source, n=name: _read(s, n, models, None), name)
         if found is not None and found[0] is not None:
             models.checkpoints[name] = found[0]
             findings += found[1]
@@ -147,7 +144,8 @@ def _read(
         else:
             remarks += check_lora(lora, under, where)
     if gguf is not None or plain.lora is not None:
-        written = _WRITTEN.get(dtype or "")
+        wanted = parse_dtype(dtype)
+        written = None if wanted is None else DTYPE_NAMES[wanted]
         tensors = {n: replace(i, dtype=written or i.dtype) for n, i in under.tensors.items()}
         return replace(under, tensors=tensors, virtual=True), remarks
     return under, remarks
@@ -196,12 +194,3 @@ def _check_sizes(recipe: Recipe, models: Models) -> list[Finding]:
             )
         )
     return findings
-
-
-def _attempt(findings: list[Finding], where: str, work: Callable[[], T]) -> T | None:
-    try:
-        return work()
-    except InputError as error:
-        said = str(error)
-        findings.append(Finding("error", said if said.startswith(where) else f"{where}: {said}"))
-        return None
