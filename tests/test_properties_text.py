@@ -166,6 +166,13 @@ def test_traps_are_read_or_refused_in_time(name: str) -> None:
     assert time.process_time() - start < SECONDS
 
 
+def test_a_message_of_blanks_is_made_in_time() -> None:
+    start = time.process_time()
+    said = str(InputError("found " + " " * 200_000 + "here, \n in the end"))
+    assert time.process_time() - start < SECONDS
+    assert said.endswith("here, in the end")
+
+
 def test_methods_have_a_limit_that_is_said() -> None:
     with pytest.raises(InputError, match=r"line 8: surgery.*10,000 methods"):
         parsed(TRAPS["millions of methods"])

@@ -13,7 +13,8 @@ import re
 _LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,19}:/{1,2})[^\s/@]{1,1000}@")
 _PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,19}://[^\s/@\"']{1,1000}@")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_BREAK = re.compile(r"\s*[\r\n\x0b\x0c\x85\u2028\u2029]\s*")
+# Begun where the blanks begin, or a long run of them would be tried from each of its places.
+_BREAK = re.compile(r"(?<!\s)\s*[\r\n\x0b\x0c\x85\u2028\u2029]\s*")
 _LONGEST = 1500
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{12,}")
 
